@@ -1,0 +1,206 @@
+"""Decoding between parties: the weights are the owner's secret, the tokens and the logits the client's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import UserError
+from ..models.cache import LayerCache, Window, cache_shape, window
+from ..models.decoder import Decoder, path_name
+from ..models.plain import PlainDecoder
+from ..runtime import Program, ProtocolConfig, Session, Slot
+from .progress import Progress, silent
+
+_SMALLEST_WINDOW = 32  # cache rows looked at; windows double from here, so that few programs are compiled
+
+
+class SecureDecoder:
+    """A decoder whose weights, cache and activations are secret-shared in a session.
+
+    One program an (n, window) pair serves all layers: the program is compiled once and run on each layer's variables.
+    `capacity` rows of cache are kept a layer; the first `len(prefix)` of them are computed by the owner in plaintext
+    (the prefix is public) and shared.
+
+    What each party learns: the client its logits, rounded to 2^-16; both the number of tokens in each pass and the
+    positions; nothing else. No program of this class opens a value to everyone except SPU's own masked ones.
+    """
+
+    def __init__(self, session: Session, decoder: Decoder, capacity: int, prefix: Sequence[int] = ()):
+        if capacity > decoder.config.positions:
+            raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
+        self.session = session
+        self.decoder = decoder
+        self.capacity = capacity
+        self.length = len(prefix)
+        self._block_rows = vocabulary_block(decoder, session.protocol)
+        self._params: dict[str, Any] = {}
+        self._cache = [LayerCache(f"cache.{i}.keys", f"cache.{i}.values") for i in range(decoder.config.layers)]
+        self._prefix = list(prefix)
+
+    def set_up(self, progress: Progress = silent) -> None:
+        """Share weights and prefix rows, and open the masked weights once, so that later passes send nothing for them."""
+        with self.session.phase("setup"):
+            self._share_weights(progress)
+            self._share_cache(progress)
+            self._warm_up(progress)
+
+    def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
+        """Append the client's tokens; the client gets the logits [1 or n, vocabulary] after the last or each of them.
+
+        Online cost with SEMI2K, static weights: each product opens its activations only; the ids cost
+        `V/b + b*width + b` ring elements a token for b = `vocabulary_block`, the logits 4 bytes each.
+        """
+        count = len(tokens)
+        if self.length + count > self.capacity:
+            raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
+        padded = min(_bucket(count, 1), self.capacity - self.length)
+        self._embed([*tokens, *[0] * (padded - count)])
+        self._layers(padded)
+        self.length += count
+        return self._logits(padded, range(count - 1, count) if last_only else range(count))
+
+    def roll_back(self, length: int) -> None:
+        """Forget all positions from `length` on; their cache rows are overwritten by what comes next."""
+        if not len(self._prefix) <= length <= self.length:
+            raise ValueError(f"cannot roll back from {self.length} to {length}")
+        self.length = length
+
+    # Set-up
+
+    def _share_weights(self, progress: Progress) -> None:
+        config, params = self.decoder.config, self.decoder.params
+        table = _padded_rows(self._fixed(params["embed"]["table"]), self._block_rows)
+        embed = {**params["embed"], "table": table.reshape(-1, self._block_rows * config.width)}
+        secrets = {"embed": embed, "layers": params["layers"], "final": params["final"]}
+        if not config.tied_head:
+            secrets["head"] = {"table": self._fixed(params["head"]["table"])}
+        leaves, tree = jax.tree_util.tree_flatten_with_path(secrets)
+        names = [path_name(path) for path, _ in leaves]
+        for name, (_, value) in zip(progress(names, "sharing weights", "tensor"), leaves, strict=True):
+            self.session.share(name, value, "owner")
+            if name.endswith((".kernel", ".table")):
+                self.session.keep_opened(name, Slot(value.shape, value.dtype))
+        self._params = jax.tree_util.tree_unflatten(tree, names)
+        self._slots = jax.tree_util.tree_unflatten(tree, [Slot(v.shape, v.dtype) for _, v in leaves])
+
+    def _share_cache(self, progress: Progress) -> None:
+        plain = PlainDecoder(self.decoder, self.capacity)
+        if self._prefix:
+            plain.advance(self._prefix)
+        for names, rows in zip(progress(self._cache, "sharing the prefix", "layer"), plain.cache, strict=True):
+            self.session.share(names.keys, np.asarray(rows.keys), "owner")
+            self.session.share(names.values, np.asarray(rows.values), "owner")
+
+    def _warm_up(self, progress: Progress) -> None:
+        """Run one token through everything: compiles the one-token program and opens every masked weight."""
+        row = min(self.length, self.capacity - 1)
+        kept, self.length = self.length, row
+        self._embed([0])
+        self._layers(1, lambda layers: progress(layers, "opening masked weights", "layer"))
+        self._logits(1, range(1))
+        self.length = kept
+
+    # Passes
+
+    def _embed(self, tokens: list[int]) -> None:
+        """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
+        b, config, n = self._block_rows, self.decoder.config, len(tokens)
+        blocks, within = np.divmod(np.asarray(tokens), b)
+        rows = -(-config.vocabulary // b)
+        self.session.share("ids.block", np.eye(rows, dtype=np.int64)[blocks], "client")
+        self.session.share("ids.within", np.eye(b, dtype=np.int64)[within], "client")
+        self.session.publish("start", np.int32(self.length))
+
+        def embed(params: Any, block: jax.Array, within: jax.Array, start: jax.Array) -> jax.Array:
+            found = (block @ params["table"]).reshape(n, b, config.width)
+            if b == 1:
+                row = found[:, 0]
+            elif n == 1:
+                row = within @ found[0]
+            else:
+                row = jnp.sum(within[:, :, None] * found, axis=1)
+            x = _as_real(row)
+            if "positions" in params:
+                x = x + jax.lax.dynamic_slice(params["positions"], (start, jnp.int32(0)), (n, config.width))
+            return x
+
+        slots = self._slots["embed"], Slot((n, rows), np.int64), Slot((n, b), np.int64), Slot((), np.int32, public=True)
+        program = self.session.compile("embed", embed, slots)
+        self.session.run(program, (self._params["embed"], "ids.block", "ids.within", "start"), "x")
+
+    def _layers(self, n: int, order: Any = iter) -> None:
+        config = self.decoder.config
+        length = min(_bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
+        place = window(config, self.length, n, length)
+        names = Window(*(f"window.{field}" for field in Window._fields))
+        for name, value in zip(names, place, strict=True):
+            self.session.publish(name, value)
+        cache = LayerCache(*(Slot(cache_shape(config, self.capacity)) for _ in range(2)))
+        public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
+        slots = self._slots["layers"][0], Slot((n, config.width)), cache, public
+        program = self.session.compile("layer", self.decoder.block, slots)
+        for params, kept in order(list(zip(self._params["layers"], self._cache, strict=True))):
+            self.session.run(program, (params, "x", kept, names), ("x", kept))
+
+    def _logits(self, n: int, rows: range) -> np.ndarray:
+        """The output layer for some of n positions; its integer products keep scale 2f, so nothing is truncated."""
+        config, count = self.decoder.config, len(rows)
+        shape = (-1, config.width)
+
+        def logits(final: Any, table: jax.Array, x: jax.Array, first: jax.Array) -> jax.Array:
+            x = jax.lax.dynamic_slice(x, (first, jnp.int32(0)), (count, config.width))
+            return _as_ring(self.decoder.final(final, x)) @ table.reshape(shape).T
+
+        part = "embed" if config.tied_head else "head"
+        slots = self._slots["final"], self._slots[part]["table"], Slot((n, config.width)), Slot((), np.int32, public=True)
+        program = self.session.compile(f"logits of {count}", logits, slots)
+        self.session.publish("first", np.int32(rows[0]))
+        self.session.run(program, (self._params["final"], self._params[part]["table"], "x", "first"), "logits")
+        scale = 2 * self.session.protocol.fraction_bits
+        return self.session.receive_narrow("logits", scale)[:, : config.vocabulary]
+
+    def _fixed(self, table: np.ndarray) -> np.ndarray:
+        """A table as ring integers: SPU re-uses an opened static operand of an integer product only if it is an integer variable."""
+        return np.round(table.astype(np.float64) * 2.0**self.session.protocol.fraction_bits).astype(np.int64)
+
+    @property
+    def programs(self) -> Iterable[Program]:
+        """Every program compiled so far."""
+        return self.session.programs
+
+
+def vocabulary_block(decoder: Decoder, protocol: ProtocolConfig) -> int:
+    """Rows b a block of the id lookup: opens V/b + b*(width + 1) elements instead of V where products open inputs (SEMI2K).
+
+    ABY3 and CHEETAH pay for a product's outputs, so there one one-hot over the whole vocabulary is cheapest.
+    """
+    if protocol.name != "SEMI2K":
+        return 1
+    return max(1, round((decoder.config.vocabulary / decoder.config.width) ** 0.5))
+
+
+def _bucket(count: int, smallest: int) -> int:
+    """The smallest of smallest, 2 * smallest, 4 * smallest, ... that holds `count`."""
+    size = smallest
+    while size < count:
+        size *= 2
+    return size
+
+
+def _padded_rows(table: np.ndarray, multiple: int) -> np.ndarray:
+    return np.pad(table, ((0, -len(table) % multiple), (0, 0)))
+
+
+def _as_ring(x: jax.Array) -> jax.Array:
+    """The ring integer that holds a real (free under SPU)."""
+    return jax.lax.bitcast_convert_type(x.astype(jnp.float64), jnp.int64)
+
+
+def _as_real(x: jax.Array) -> jax.Array:
+    """The real that a ring integer holds (free under SPU)."""
+    return jax.lax.bitcast_convert_type(x, jnp.float64).astype(jnp.float32)

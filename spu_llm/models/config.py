@@ -1,0 +1,56 @@
+"""What a decoder looks like, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+
+Params = dict[str, Any]
+"""embed {table [vocabulary, width], positions [positions, width] if learned}; layers, a list; final; head {table} if untied."""
+
+Reader = Callable[[str], np.ndarray]
+"""Gives a checkpoint's tensor by its name, as float32; raises UserError when it is missing or unreadable."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shapes and constants of a decoder-only language model.
+
+    `rope_base` is None where positions are learned; `tied_head` means that the output layer is the embedding table.
+    `end_tokens` stop a generation.
+    """
+
+    family: str
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    positions: int
+    epsilon: float
+    tied_head: bool
+    rope_base: float | None = None
+    end_tokens: tuple[int, ...] = ()
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def refuse(hf: dict[str, Any], key: str, only: Any) -> None:
+    """Raise UserError when a Hugging Face config asks for something other than the one value we implement."""
+    value = hf.get(key)
+    if value is not None and value != only:
+        raise UserError(f"config.json: {key} is {value!r}, but only {only!r} is supported for {hf.get('model_type')}")
+
+
+def end_tokens(hf: dict[str, Any]) -> tuple[int, ...]:
+    """The ids that end a text; configs hold one, a list, or none."""
+    value = hf.get("eos_token_id")
+    return () if value is None else tuple(np.atleast_1d(value).tolist())

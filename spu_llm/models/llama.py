@@ -1,0 +1,96 @@
+"""Llama family: RMS norm, rotary positions, grouped key/value heads, SwiGLU, no biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .cache import LayerCache, Window
+from .config import DecoderConfig, Params, Reader, end_tokens, refuse
+from .layers import RMSNorm, attend, rotate
+
+
+class Block(nn.Module):
+    """One layer: x [n, width] -> x [n, width], and the layer's cache."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, cache: LayerCache, window: Window) -> tuple[jax.Array, LayerCache]:
+        c = self.config
+        q_width, kv_width = c.heads * c.head_width, c.kv_heads * c.head_width
+        h = RMSNorm(c.epsilon, name="attention_norm")(x)
+        qkv = nn.Dense(q_width + 2 * kv_width, use_bias=False, name="qkv")(h)
+        q, k, v = jnp.split(qkv, [q_width, q_width + kv_width], axis=-1)
+        q = rotate(q.reshape(-1, c.heads, c.head_width), window.cos, window.sin)
+        k = rotate(k.reshape(-1, c.kv_heads, c.head_width), window.cos, window.sin)
+        mixed, cache = attend(q, k, v.reshape(-1, c.kv_heads, c.head_width), cache, window)
+        x = x + nn.Dense(c.width, use_bias=False, name="out")(mixed)
+        h = RMSNorm(c.epsilon, name="ffn_norm")(x)
+        gate, up = jnp.split(nn.Dense(2 * c.ffn, use_bias=False, name="gate_up")(h), 2, axis=-1)
+        return x + nn.Dense(c.width, use_bias=False, name="down")(nn.silu(gate) * up), cache
+
+
+class FinalNorm(nn.Module):
+    """What stands between the last layer and the output layer."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return RMSNorm(self.config.epsilon, name="norm")(x)
+
+
+def read_config(hf: dict[str, Any]) -> DecoderConfig:
+    """The decoder described by a Hugging Face config of type "llama". Raises UserError for what we cannot run."""
+    heads, width = hf["num_attention_heads"], hf["hidden_size"]
+    refuse(hf, "rope_scaling", None)
+    refuse(hf, "attention_bias", False)
+    refuse(hf, "mlp_bias", False)
+    refuse(hf, "hidden_act", "silu")
+    refuse(hf, "head_dim", width // heads)
+    return DecoderConfig(
+        family="llama",
+        vocabulary=hf["vocab_size"],
+        width=width,
+        layers=hf["num_hidden_layers"],
+        heads=heads,
+        kv_heads=hf.get("num_key_value_heads") or heads,
+        ffn=hf["intermediate_size"],
+        positions=hf["max_position_embeddings"],
+        epsilon=hf["rms_norm_eps"],
+        tied_head=hf.get("tie_word_embeddings", False),
+        rope_base=hf.get("rope_theta", 10000.0),
+        end_tokens=end_tokens(hf),
+    )
+
+
+def read_params(tensor: Reader, config: DecoderConfig) -> Params:
+    """Parameters under their Hugging Face names; kernels become [in, out], q, k, v and gate, up are put side by side."""
+
+    def joined(layer: str, *names: str) -> np.ndarray:
+        return np.concatenate([tensor(f"{layer}.{name}.weight").T for name in names], axis=1)
+
+    def block(i: int) -> Params:
+        layer = f"layers.{i}"
+        return {
+            "attention_norm": {"scale": tensor(f"{layer}.input_layernorm.weight")},
+            "qkv": {"kernel": joined(layer, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+            "out": {"kernel": joined(layer, "self_attn.o_proj")},
+            "ffn_norm": {"scale": tensor(f"{layer}.post_attention_layernorm.weight")},
+            "gate_up": {"kernel": joined(layer, "mlp.gate_proj", "mlp.up_proj")},
+            "down": {"kernel": joined(layer, "mlp.down_proj")},
+        }
+
+    params: Params = {
+        "embed": {"table": tensor("embed_tokens.weight")},
+        "layers": [block(i) for i in range(config.layers)],
+        "final": {"norm": {"scale": tensor("norm.weight")}},
+    }
+    if not config.tied_head:
+        params["head"] = {"table": tensor("lm_head.weight")}
+    return params

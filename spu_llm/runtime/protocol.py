@@ -1,0 +1,65 @@
+"""Which MPC protocol runs, in which ring, between how many parties."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from spu import libspu
+
+ROLES = ("client", "owner", "helper")
+"""Party names by rank. The client holds the prompt, the owner the weights; only three-party protocols have a helper."""
+
+_PARTIES = {"SEMI2K": (2, 3), "ABY3": (3,), "CHEETAH": (2,)}
+
+
+class ProtocolConfig(BaseModel):
+    """An SPU protocol and its fixed-point format.
+
+    `fraction_bits` is f: a real x is held as round(x * 2^f) in the ring Z_2^64 (FM64) or Z_2^128 (FM128).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["SEMI2K", "ABY3", "CHEETAH"] = "SEMI2K"
+    ring: Literal["FM64", "FM128"] = "FM64"
+    fraction_bits: int = 18
+    parties: int | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ProtocolConfig:
+        allowed = _PARTIES[self.name]
+        if self.parties is not None and self.parties not in allowed:
+            choice = " or ".join(map(str, allowed))
+            raise ValueError(f"{self.name} runs between {choice} parties, not {self.parties}; set parties: {allowed[0]}")
+        limit = self.ring_bits // 2 - 8  # a product has 2f fraction bits and 16 integer bits must remain
+        if not 8 <= self.fraction_bits <= limit:
+            raise ValueError(f"fraction_bits is {self.fraction_bits}; {self.ring} needs a value from 8 to {limit}")
+        return self
+
+    @property
+    def ring_bits(self) -> int:
+        return 64 if self.ring == "FM64" else 128
+
+    @property
+    def world_size(self) -> int:
+        return self.parties or _PARTIES[self.name][0]
+
+    @property
+    def trust(self) -> str:
+        """What the stock protocol rests on, for the report (see docs/leakage.md)."""
+        if self.name == "SEMI2K":
+            return "test-only: the client's runtime makes the multiplication triples (SPU TrustedFirstParty)"
+        return {"ABY3": "honest majority of three parties", "CHEETAH": "two parties, no helper"}[self.name]
+
+    def spu_config(self, profile: bool) -> libspu.RuntimeConfig:
+        """SPU's own configuration; `profile` makes this party log its traffic, which `profile.py` reads."""
+        config = libspu.RuntimeConfig(
+            protocol=getattr(libspu.ProtocolKind, self.name),
+            field=getattr(libspu.FieldType, self.ring),
+            fxp_fraction_bits=self.fraction_bits,
+        )
+        # SPU's default exp is garbage below -512, which masked attention reaches; PADE is right at every mask tried.
+        config.fxp_exp_mode = libspu.RuntimeConfig.ExpMode.EXP_PADE
+        config.enable_pphlo_profile = profile
+        return config

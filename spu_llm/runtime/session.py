@@ -1,0 +1,225 @@
+"""A session: named secret variables that stay with the parties, and programs that run on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from spu import Io, libspu
+from spu.experimental import make_cached_var
+
+from . import shares
+from .party import Party
+from .profile import OpCost, Traffic, read_profile, start_profiling
+from .program import Program, Slot, compile_program
+from .protocol import ROLES, ProtocolConfig
+
+_SPU_LOG = threading.Lock()  # SPU has one log a process, so one program is profiled at a time
+_RECEIVE_TIMEOUT_MS = 900_000  # a party waits this long for another that is computing
+_CLOSE_TIMEOUT = 30.0
+
+
+@dataclass
+class Phase:
+    """What a part of a session cost: seconds of compute, and what each rank sent."""
+
+    seconds: float = 0.0
+    sent: list[Traffic] = field(default_factory=list)
+    ops: dict[str, OpCost] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes one party sends (the larger of the parties)."""
+        return max((traffic.bytes for traffic in self.sent), default=0)
+
+    @property
+    def messages(self) -> int:
+        """Messages one party sends (the larger of the parties)."""
+        return max((traffic.messages for traffic in self.sent), default=0)
+
+    def add(self, sent: list[Traffic]) -> None:
+        self.sent = [a + b for a, b in zip(self.sent, sent, strict=True)] if self.sent else list(sent)
+
+    def add_ops(self, ops: dict[str, OpCost]) -> None:
+        for name, cost in ops.items():
+            total = self.ops.setdefault(name, OpCost())
+            for key, value in vars(cost).items():
+                setattr(total, key, getattr(total, key) + value)
+
+
+class Session:
+    """Parties as threads of this process, with persistent named variables.
+
+    Use as a context manager. Values enter with `share` (secret, from one role) or `publish` (public), are worked on by
+    `run`, and leave with `receive`, which gives them to one role only. Nothing else leaves the parties.
+
+    Costs are booked to the phase named by `phase()`: bytes and messages are SPU's own counts plus what the session
+    itself sends (shares of inputs and outputs).
+    """
+
+    def __init__(self, protocol: ProtocolConfig):
+        self.protocol = protocol
+        self.phases: dict[str, Phase] = defaultdict(Phase)
+        self._phase = "setup"
+        self._programs: dict[Any, Program] = {}
+        self._io = Io(protocol.world_size, protocol.spu_config(profile=False))
+        desc = libspu.link.Desc()
+        desc.id = uuid.uuid4().hex
+        desc.recv_timeout_ms = _RECEIVE_TIMEOUT_MS
+        for role in self.roles:
+            desc.add_party(role, f"thread-{role}")
+        start_profiling()
+        self.parties = [Party(rank, desc, protocol) for rank in range(protocol.world_size)]
+        with self._timed():
+            for party in self.parties:
+                party.wait_ready()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ROLES[: self.protocol.world_size]
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the parties; their variables and Beaver caches are gone."""
+        for party in self.parties:
+            party.close(_CLOSE_TIMEOUT)
+        self.parties = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Book what happens inside to `name` (set-up, prefill, decode, ...)."""
+        before, self._phase = self._phase, name
+        try:
+            yield self.phases[name]
+        finally:
+            self._phase = before
+
+    def share(self, name: str, value: np.ndarray, owner: str) -> None:
+        """Make `value`, known to `owner`, a secret variable.
+
+        The owner splits it and sends every other party its share: one message a party, ring bytes an element.
+        """
+        origin = self._rank(owner)
+
+        def work(party: Party) -> None:
+            if party.rank == origin:
+                parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET)
+                for rank, part in enumerate(parts):
+                    if rank != origin:
+                        party.send(rank, shares.pack(part))
+                party.runtime.set_var(name, parts[origin])
+            else:
+                party.runtime.set_var(name, shares.unpack(party.receive(origin)))
+
+        self._each(work)
+
+    def publish(self, name: str, value: np.ndarray) -> None:
+        """Make `value`, which every party knows already, a public variable; nothing is sent."""
+        parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_PUBLIC)
+        self._each(lambda party: party.runtime.set_var(name, parts[party.rank]))
+
+    def keep_opened(self, name: str, slot: Slot) -> None:
+        """Mark a variable as a static operand: its masked value is opened by the first product and then re-used.
+
+        SEMI2K only (SPU's Beaver cache); for other protocols SPU ignores the mark.
+        """
+        program = self.compile("keep_opened", make_cached_var, (slot,))
+        self.run(program, (name,), name)
+
+    def compile(self, name: str, function: Callable, arguments: tuple) -> Program:
+        """Compile `function` for a tree of `Slot`s, or return what was compiled before under this name and shapes."""
+        slots, tree = jax.tree_util.tree_flatten(arguments)
+        key = (name, tree, tuple((slot.shape, np.dtype(slot.dtype).str, slot.public) for slot in slots))
+        if key not in self._programs:
+            self._programs[key] = compile_program(function, arguments, name)
+        return self._programs[key]
+
+    @property
+    def programs(self) -> list[Program]:
+        """Every program compiled so far."""
+        return list(self._programs.values())
+
+    def run(self, program: Program, arguments: tuple, results: Any) -> None:
+        """Run `program` on variables named by the tree `arguments`; outputs become variables named by `results`."""
+        executable = program.executable(arguments, results)
+        with _SPU_LOG:
+            self._each(lambda party: party.runtime.run(executable))
+            profile = read_profile(self.protocol.world_size)
+        phase = self.phases[self._phase]
+        phase.add(profile.sent)
+        phase.add_ops(profile.ops)
+
+    def receive(self, name: str) -> np.ndarray:
+        """Give a secret variable to the client alone: each other party sends the client its share.
+
+        The client learns the value; no other party learns anything.
+        """
+
+        def work(party: Party) -> np.ndarray | None:
+            share = party.runtime.get_var(name)
+            if party.rank:
+                party.send(0, shares.pack(share))
+                return None
+            parts = [share] + [shares.unpack(party.receive(rank)) for rank in range(1, self.protocol.world_size)]
+            return self._io.reconstruct(parts)
+
+        return self._each(work)[0]
+
+    def receive_narrow(self, name: str, scale_bits: int) -> np.ndarray:
+        """Give an integer variable of `scale_bits` fraction bits to the client alone, rounded down to 2^-16.
+
+        Only the 32 bits that matter of each summand are sent (see `shares.narrow_words`): 4 bytes an element.
+        """
+
+        def work(party: Party) -> np.ndarray | None:
+            share = party.runtime.get_var(name)
+            words = shares.narrow_words(share, party.rank, scale_bits)
+            if party.rank:
+                party.send(0, b"".join(word.tobytes() for word in words))
+                return None
+            for rank in range(1, self.protocol.world_size):
+                data = np.frombuffer(party.receive(rank), np.uint32)
+                words += [data] if len(data) else []
+            return shares.join_words(words, shares.shape_of(share))
+
+        return self._each(work)[0]
+
+    def drop(self, name: str) -> None:
+        """Forget a variable."""
+        self._each(lambda party: party.runtime.del_var(name))
+
+    def _rank(self, role: str) -> int:
+        return self.roles.index(role)
+
+    def _each(self, work: Callable[[Party], Any]) -> list[Any]:
+        """Have every party do `work` at the same time; the first failure ends the session."""
+        with self._timed():
+            before = [party.sent for party in self.parties]
+            futures = [party.submit(work, party) for party in self.parties]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            self.phases[self._phase].add(
+                [Traffic(p.sent.bytes - b.bytes, p.sent.messages - b.messages) for p, b in zip(self.parties, before)]
+            )
+            return [future.result() for future in futures]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.phases[self._phase].seconds += time.perf_counter() - start
