@@ -165,7 +165,7 @@ class SecureDecoder:
         return self.session.receive_narrow("logits", scale)[:, : config.vocabulary]
 
     def _fixed(self, table: np.ndarray) -> np.ndarray:
-        """A table as ring integers: SPU re-uses an opened static operand of an integer product only if it is an integer variable."""
+        """A table as ring integers: an integer product finds its opened static operand only in an integer variable."""
         return np.round(table.astype(np.float64) * 2.0**self.session.protocol.fraction_bits).astype(np.int64)
 
     @property

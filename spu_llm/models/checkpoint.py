@@ -76,7 +76,7 @@ def _safetensors_reader(folder: Path) -> Reader:
     names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
     place: dict[str, Path] = {}
     for name in names:
-        for key in _open_safetensors(folder / name).keys():
+        for key in _keys(folder / name):
             place[key] = folder / name
 
     def tensor(name: str) -> np.ndarray:
@@ -96,6 +96,11 @@ def _open_safetensors(path: Path) -> Any:
         raise UserError(f"{path}: no such file; convert the checkpoint to safetensors (pickled weights are not read)") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error}); fetch the checkpoint again") from None
+
+
+def _keys(path: Path) -> list[str]:
+    with _open_safetensors(path) as file:
+        return list(file.keys())
 
 
 def _read_tensor(path: Path, name: str) -> np.ndarray:

@@ -33,11 +33,13 @@ class Decoder:
 
     def block(self, params: Params, x: jax.Array, cache: LayerCache, window: Window) -> tuple[jax.Array, LayerCache]:
         """One layer: x [n, width] -> x [n, width]."""
-        return self._block.apply({"params": params}, x, cache, window)
+        out: Any = self._block.apply({"params": params}, x, cache, window)
+        return out
 
     def final(self, params: Params, x: jax.Array) -> jax.Array:
         """The last norm: x [n, width] -> [n, width], ready for the output layer."""
-        return self._final.apply({"params": params}, x)
+        out: Any = self._final.apply({"params": params}, x)
+        return out
 
     @property
     def _block(self) -> nn.Module:

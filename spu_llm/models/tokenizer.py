@@ -30,17 +30,6 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._inner.decode(list(tokens), skip_special_tokens=False)
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each token adds; joined they are `decode(tokens)`. A token that ends inside a character adds ''."""
-        out, done = [], ""
-        for i in range(1, len(tokens) + 1):
-            text = self.decode(tokens[:i])
-            if text.endswith("\ufffd") and i < len(tokens):
-                text = done
-            out.append(text[len(done) :])
-            done = text
-        return out
-
 
 def read_folder_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a Hugging Face folder: tokenizer.json, or GPT-2's vocab.json and merges.txt; None if it has none."""

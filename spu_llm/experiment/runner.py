@@ -1,0 +1,197 @@
+"""Runs an experiment: one secure generation, checked against plaintext, and measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..generation import Sampler, SecureDecoder, Step, TextStream, generate
+from ..generation.progress import Progress, silent
+from ..models import Checkpoint, PlainDecoder, load_checkpoint
+from ..models.tokenizer import Tokenizer
+from ..runtime import Phase, Session
+from ..runtime.workspace import workspace
+from .schema import Experiment
+
+SCHEMA = 1
+_DISK_FACTOR = 2.5  # LevelDB writes each opened weight to its log and to a table, and merges tables now and then
+
+
+def run_experiment(
+    main: Experiment,
+    baseline: Experiment | None,
+    out: Path,
+    progress: Progress = silent,
+    stream: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Run an experiment, and its baseline if it has one; write metrics.json and return what it holds.
+
+    A part that was finished before under the same settings is not run again. `stream` receives the main run's text.
+    """
+    make_folder(out)
+    metrics = _resumed(main, out, "main", progress, stream)
+    if baseline is not None:
+        metrics["baseline"] = _resumed(baseline, out, "baseline", progress, lambda text: None)
+        ours, theirs = (m["decode"]["seconds_per_token"] for m in (metrics, metrics["baseline"]))
+        metrics["speedup"] = theirs / ours if ours and theirs else None
+    write_whole(out / "metrics.json", json.dumps(metrics, indent=1))
+    return metrics
+
+
+def measure(
+    experiment: Experiment, progress: Progress = silent, stream: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Generate once, and once more in plaintext along the same tokens; returns the metrics (see README)."""
+    checkpoint = load_checkpoint(experiment.model.locate())
+    tokenizer = _tokenizer(checkpoint, experiment)
+    prompt = tokenizer.encode(experiment.generation.prompt)
+    _check_room(experiment, checkpoint, prompt)
+    text, steps = TextStream(tokenizer), []
+    with Session(experiment.protocol) as session:
+        secure = SecureDecoder(session, checkpoint.decoder, experiment.generation.capacity, experiment.prefix)
+        secure.set_up(progress)
+        sampler = Sampler(experiment.generation.sampling)
+        count = experiment.generation.new_tokens
+        found = generate(secure, prompt, count, sampler, checkpoint.decoder.config.end_tokens, session.phase)
+        for _, step in zip(progress(range(count), "generating", "token"), found, strict=False):
+            steps.append(step)
+            stream(text.push(step.token))
+        phases = dict(session.phases)
+    metrics = _metrics(experiment, phases, prompt, steps)
+    metrics["text"] = text.text
+    metrics["accuracy"] = _accuracy(checkpoint, experiment, prompt, steps)
+    metrics["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return metrics
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another --out") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+
+
+def _resumed(experiment: Experiment, out: Path, name: str, progress: Progress, stream: Callable[[str], None]) -> dict[str, Any]:
+    settings = experiment.without_baseline().model_dump_json()
+    digest = hashlib.sha256(settings.encode()).hexdigest()
+    kept = out / f"{name}.{digest[:12]}.json"
+    if kept.is_file():
+        print(f"{kept}: this run was finished before; remove the file to run it again", file=sys.stderr)
+        metrics = json.loads(kept.read_text())
+        stream(metrics["text"])
+        return metrics
+    metrics = measure(experiment, progress, stream)
+    write_whole(kept, json.dumps(metrics))
+    return metrics
+
+
+def _tokenizer(checkpoint: Checkpoint, experiment: Experiment) -> Tokenizer:
+    if checkpoint.tokenizer is None:
+        raise UserError(f"model {experiment.model.name}: its folder has no tokenizer.json, nor vocab.json and merges.txt; add one")
+    return checkpoint.tokenizer
+
+
+def _check_room(experiment: Experiment, checkpoint: Checkpoint, prompt: list[int]) -> None:
+    """Raise UserError before anything starts if the text cannot fit the cache, or the opened weights the disk."""
+    wanted = experiment.generation
+    positions = len(experiment.prefix) + len(prompt) + wanted.new_tokens
+    if positions > wanted.capacity:
+        raise UserError(
+            f"generation.prompt has {len(prompt)} tokens; with {len(experiment.prefix)} of prefix and {wanted.new_tokens} new ones "
+            f"they exceed generation.capacity {wanted.capacity}; raise it to {positions} or more"
+        )
+    if experiment.protocol.name != "SEMI2K":
+        return
+    config = checkpoint.decoder.config
+    tables = (1 if config.tied_head else 2) * 2 * config.vocabulary * config.width
+    kernels = sum(
+        np.size(leaf["kernel"]) for layer in checkpoint.decoder.params["layers"] for leaf in layer.values() if "kernel" in leaf
+    )
+    needed = int((tables + kernels) * experiment.protocol.ring_bits // 8 * experiment.protocol.world_size * _DISK_FACTOR)
+    free = shutil.disk_usage(workspace()).free
+    if free < needed:
+        raise UserError(
+            f"{workspace().parent}: {free / 1e9:.1f} GB free, but the opened weights need up to {needed / 1e9:.1f} GB; "
+            "make room or point TMPDIR to a larger disk"
+        )
+
+
+def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int], steps: list[Step]) -> dict[str, Any]:
+    network = experiment.network
+    setup, prefill, decode = (phases.get(name, Phase()) for name in ("setup", "prefill", "decode"))
+    passes = max(1, len(steps) - 1)
+
+    def seconds(phase: Phase) -> float:
+        return network.seconds(phase.seconds, phase.messages, phase.bytes)
+
+    def cost(phase: Phase) -> dict[str, Any]:
+        return {"seconds": seconds(phase), "compute_seconds": phase.seconds, "bytes": phase.bytes, "messages": phase.messages}
+
+    return {
+        "schema": SCHEMA,
+        "model": experiment.model.name,
+        "protocol": experiment.protocol.name,
+        "ring": experiment.protocol.ring,
+        "fraction_bits": experiment.protocol.fraction_bits,
+        "trust": experiment.protocol.trust,
+        "network": {
+            "name": network.name,
+            "bandwidth_mbps": network.bandwidth_mbps,
+            "delay_ms": network.delay_ms,
+            "mode": network.mode,
+        },
+        "prompt": experiment.generation.prompt,
+        "text": "",
+        "tokens": [step.token for step in steps],
+        "setup": cost(setup),
+        "prefill": {"tokens": len(prompt), **cost(prefill)},
+        "decode": {
+            "tokens": len(steps) - 1,
+            "seconds_per_token": seconds(decode) / passes,
+            "compute_seconds_per_token": decode.seconds / passes,
+            "bytes_per_token": decode.bytes / passes,
+            "messages_per_token": decode.messages / passes,
+        },
+        "operations": {
+            name: {
+                op: vars(cost) for op, cost in sorted(phase.ops.items(), key=lambda item: -item[1].seconds) if cost.seconds > 1e-3
+            }
+            for name, phase in (("setup", setup), ("prefill", prefill), ("decode", decode))
+        },
+        # stock SPU has no offline phase: its triples are made inside the online programs and counted there
+        "offline": {"bytes_per_token": 0, "seconds_per_token": 0.0},
+        "failure_probability_per_token": experiment.protocol.failure_probability,
+    }
+
+
+def _accuracy(checkpoint: Checkpoint, experiment: Experiment, prompt: list[int], steps: list[Step]) -> dict[str, Any]:
+    """Compare with plaintext float32 decoding fed the same tokens."""
+    tokens = [*experiment.prefix, *prompt, *(step.token for step in steps[:-1])]
+    plain = PlainDecoder(checkpoint.decoder, len(tokens)).advance(tokens)[-len(steps) :]
+    secure = np.stack([step.logits for step in steps])
+    return {
+        "max_logit_error": float(np.abs(plain - secure).max()),
+        "max_logit": float(np.abs(plain).max()),
+        "top1_agreement": float((plain.argmax(-1) == secure.argmax(-1)).mean()),
+    }

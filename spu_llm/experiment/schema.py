@@ -1,0 +1,174 @@
+"""What an experiment's YAML may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import UserError
+from ..generation import SamplingConfig
+from ..models.source import ModelConfig
+from ..network import NetworkProfile
+from ..runtime import ProtocolConfig
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+"""The configurations that come with the project; a config elsewhere may have folders of its own beside it."""
+
+
+class GenerationConfig(BaseModel):
+    """What is generated. `capacity` counts the cache rows of prefix, prompt and new tokens together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str = Field(min_length=1)
+    new_tokens: int = Field(default=16, ge=1)
+    capacity: int = Field(default=128, ge=2)
+    use_prefix: bool = True
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class Experiment(BaseModel):
+    """One run. `baseline` holds the settings in which a second run, made in the same go, differs from this one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelConfig
+    protocol: ProtocolConfig = ProtocolConfig()
+    network: NetworkProfile
+    generation: GenerationConfig
+    baseline: dict[str, Any] | None = None
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The public tokens computed ahead of time."""
+        return self.model.prefix if self.generation.use_prefix else ()
+
+    def without_baseline(self) -> Experiment:
+        return self.model_copy(update={"baseline": None})
+
+
+def load_experiment(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Experiment, Experiment | None]:
+    """Read an experiment and its baseline. `overrides` are "a.b=value" texts, applied over the file.
+
+    `model` and `network` are names of files in the folders beside the config's own, or in the project's configs.
+    Raises UserError for anything that does not fit.
+    """
+    raw = read_yaml(path)
+    for text in overrides:
+        _override(raw, text)
+    return build_experiment(raw, path.resolve().parent.parent, str(path))
+
+
+def build_experiment(raw: dict[str, Any], folder: Path, place: str) -> tuple[Experiment, Experiment | None]:
+    """Check settings that come from a file or from the command line; `place` names them in errors."""
+    baseline = raw.get("baseline")
+    if baseline is not None and not isinstance(baseline, dict):
+        raise UserError(f"{place}: baseline is {baseline!r}; give the settings in which the baseline differs")
+    main = _validate(_resolve(raw, folder, place), place)
+    if baseline is None:
+        return main, None
+    merged = _merge({key: value for key, value in raw.items() if key != "baseline"}, baseline)
+    return main, _validate(_resolve(merged, folder, place), f"{place}, with baseline")
+
+
+def load_model(name: str, folder: Path = CONFIGS) -> ModelConfig:
+    """A model's configuration by name or by path of its YAML."""
+    raw = _named("model", name, folder, "--model")
+    try:
+        return ModelConfig.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(_first_line(error, f"model {name}", ModelConfig)) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping, loaded safely."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such config; see {CONFIGS.name}/experiment for examples") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: holds {type(raw).__name__}, not a mapping of settings")
+    return raw
+
+
+def _resolve(raw: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
+    """Replace the names of a model and of a network by what their files hold."""
+    out = dict(raw)
+    for kind in ("model", "network"):
+        if isinstance(raw.get(kind), str):
+            out[kind] = _named(kind, raw[kind], folder, place)
+    return out
+
+
+def _named(kind: str, name: str, folder: Path, place: str) -> dict[str, Any]:
+    candidates = [Path(name)] if name.endswith((".yaml", ".yml")) else [base / kind / f"{name}.yaml" for base in (folder, CONFIGS)]
+    for path in candidates:
+        if path.is_file():
+            raw = read_yaml(path)
+            if isinstance(raw.get("path"), str):
+                raw["path"] = path.parent / raw["path"]
+            return raw
+    known = sorted({found.stem for base in (folder, CONFIGS) for found in (base / kind).glob("*.yaml")})
+    raise UserError(f"{place}: unknown {kind} {name!r}; known: {', '.join(known)}, or give the path of a .yaml file")
+
+
+def _override(raw: dict[str, Any], text: str) -> None:
+    keys, sign, value = text.partition("=")
+    if not sign or not keys:
+        raise UserError(f"--set {text!r}: write it as key.key=value, for example --set protocol.ring=FM128")
+    *parents, last = keys.split(".")
+    for key in parents:
+        raw = raw.setdefault(key, {})
+        if not isinstance(raw, dict):
+            raise UserError(f"--set {text!r}: {key} is not a section, so it has no {last}")
+    try:
+        raw[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"--set {text!r}: {value!r} is not valid YAML; quote it") from None
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict)
+        out[key] = _merge(base[key], value) if nested else value
+    return out
+
+
+def _validate(raw: dict[str, Any], place: str) -> Experiment:
+    try:
+        return Experiment.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(_first_line(error, place, Experiment)) from None
+
+
+def _first_line(error: ValidationError, place: str, model: type[BaseModel]) -> str:
+    """The first problem of a validation, in one line."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "settings"
+    if first["type"] == "extra_forbidden":
+        return f"{place}: unknown key {where}; known here: {', '.join(_known_keys(model, first['loc'][:-1]))}"
+    if first["type"] == "missing":
+        return f"{place}: {where} is missing; add it"
+    reason = first["msg"].removeprefix("Value error, ")
+    reason = reason[0].lower() + reason[1:] if first["type"] != "value_error" else reason
+    given = first["input"]
+    value = f" is {given!r}" if isinstance(given, (str, int, float, bool)) else ""
+    return f"{place}: {where}{value}: {reason}"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for key in location:
+        annotation = model.model_fields[str(key)].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+    return list(model.model_fields)

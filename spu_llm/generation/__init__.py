@@ -1,0 +1,7 @@
+"""Generating text, in plaintext and between parties."""
+
+from .generate import Step, TextStream, generate
+from .sampling import Sampler, SamplingConfig
+from .secure import SecureDecoder
+
+__all__ = ["Sampler", "SamplingConfig", "SecureDecoder", "Step", "TextStream", "generate"]

@@ -1,0 +1,44 @@
+"""How the client picks a token from logits."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SamplingConfig(BaseModel):
+    """Greedy at temperature 0. Otherwise logits / temperature, cut to the top_k best, then to the least set of mass top_p."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(default=0.0, ge=0)
+    top_k: int | None = Field(default=None, ge=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+
+class Sampler:
+    """Draws tokens as `config` says; the same seed gives the same tokens for the same logits."""
+
+    def __init__(self, config: SamplingConfig):
+        self._config = config
+        self._random = np.random.default_rng(config.seed)
+
+    def __call__(self, logits: np.ndarray) -> int:
+        """A token id from logits [vocabulary]."""
+        if self._config.temperature == 0:
+            return int(logits.argmax())
+        probabilities = self.probabilities(logits)
+        return int(self._random.choice(len(probabilities), p=probabilities))
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """The distribution [vocabulary] a token is drawn from, for a temperature above 0."""
+        c = self._config
+        scaled = np.asarray(logits, np.float64) / c.temperature
+        order = np.argsort(-scaled, kind="stable")[: c.top_k]
+        p = np.exp(scaled[order] - scaled[order[0]])
+        p /= p.sum()
+        keep = np.cumsum(p) - p < c.top_p  # the token that crosses top_p is kept
+        out = np.zeros(len(scaled))
+        out[order[keep]] = p[keep] / p[keep].sum()
+        return out
