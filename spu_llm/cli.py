@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from .errors import UserError
 from .experiment.report import render_report
 from .experiment.runner import measure, run_experiment, write_whole
 from .experiment.schema import CONFIGS, build_experiment, load_experiment, load_model
-from .generation.progress import bar, silent
+from .generation.progress import Progress, bar, silent
 from .models.decoder import FAMILIES
 from .runtime import ProtocolConfig
 
@@ -36,8 +37,14 @@ def main() -> None:
     """Private LLM text generation on SecretFlow-SPU: one party holds the prompt, another the weights."""
 
 
-def _bar(quiet: bool) -> Any:
-    return silent if quiet else bar
+def _progress(quiet: bool) -> Progress:
+    """Bars on standard error; none for the tokens themselves where their text streams to the same terminal."""
+
+    def show(items: Sequence[Any], what: str, unit: str) -> Iterable[Any]:
+        hidden = quiet or (unit == "token" and sys.stdout.isatty())
+        return silent(items, what, unit) if hidden else bar(items, what, unit)
+
+    return show
 
 
 _quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
@@ -89,7 +96,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
         },
     }
     experiment, _ = build_experiment(raw, CONFIGS, "command line")
-    metrics = measure(experiment, _bar(quiet), _stream)
+    metrics = measure(experiment, _progress(quiet), _stream)
     click.echo()
     click.echo(_summary(metrics), err=True)
 
@@ -110,7 +117,7 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], quiet: bool) -> Non
       spu-llm run configs/experiment/quickstart.yaml --out results/wan --set network=wan --set generation.new_tokens=4
     """
     experiment, baseline = load_experiment(config, overrides)
-    metrics = run_experiment(experiment, baseline, out, _bar(quiet), _stream)
+    metrics = run_experiment(experiment, baseline, out, _progress(quiet), _stream)
     write_whole(out / "report.html", render_report(metrics))
     click.echo()
     click.echo(_summary(metrics), err=True)

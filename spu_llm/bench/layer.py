@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import enable_x64
 
@@ -111,6 +112,6 @@ def _share(session: Session, params: Any, x: np.ndarray, cache: LayerCache, plac
 def _reference(decoder: Decoder, params: Any, x: np.ndarray, cache: LayerCache, place: Window) -> np.ndarray:
     """The same layer in float64."""
     with enable_x64():
-        params, x, cache = jax.tree_util.tree_map(lambda value: np.asarray(value, np.float64), (params, x, cache))
-        y, _ = decoder.block(params, x, cache, place)
+        double = jax.tree_util.tree_map(lambda value: jnp.asarray(value, jnp.float64), (params, x, cache))
+        y, _ = decoder.block(double[0], double[1], double[2], place)
         return np.asarray(y)

@@ -1,0 +1,151 @@
+"""The command line as a user meets it: real processes, real output, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from conftest import TEXT
+
+METRICS = {
+    "model", "protocol", "ring", "fraction_bits", "network", "text", "tokens", "setup", "prefill", "decode", "offline",
+    "failure_probability_per_token", "accuracy", "peak_rss_bytes",
+}  # fmt: skip
+
+
+def spu_llm(*arguments, **kwargs):
+    command = [sys.executable, "-c", "from spu_llm.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **kwargs)
+
+
+@pytest.fixture
+def config(tmp_path, checkpoints):
+    """An experiment on a tiny model, with a baseline on another protocol."""
+    path = tmp_path / "x.yaml"
+    model = {"name": "tiny", "path": str(checkpoints["gpt2"]), "prefix": [3]}
+    generation = {"prompt": TEXT[:12], "new_tokens": 3, "capacity": 32}
+    path.write_text(json.dumps({"model": model, "network": "wan", "generation": generation, "baseline": {"protocol": {"name": "ABY3"}}}))
+    return path
+
+
+def test_run_writes_metrics_and_report_and_resumes(config, tmp_path):
+    out = tmp_path / "out"
+    done = spu_llm("run", config, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "sharing weights" in done.stderr
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert set(metrics) >= METRICS
+    assert set(metrics["baseline"]) >= METRICS
+    assert metrics["schema"] == 1
+    assert len(metrics["tokens"]) == 3
+    assert done.stdout.strip() == metrics["text"].strip()
+    assert metrics["decode"]["tokens"] == 2
+    assert metrics["accuracy"]["top1_agreement"] == 1.0
+    decode, other = metrics["decode"], metrics["baseline"]["decode"]
+    assert metrics["speedup"] == pytest.approx(other["seconds_per_token"] / decode["seconds_per_token"])
+    network = decode["messages_per_token"] * 0.04 + decode["bytes_per_token"] * 8 / 400e6
+    assert decode["seconds_per_token"] == pytest.approx(decode["compute_seconds_per_token"] + network)
+    page = (out / "report.html").read_text()
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.feed(page)
+    assert tags.count("table") == 3
+    assert tags.count("svg") == 1
+    assert "http-equiv" not in page and "<script" not in page and "src=" not in page
+    again = spu_llm("run", config, "--out", out)
+    assert "finished before" in again.stderr
+    assert again.returncode == 0
+    assert json.loads((out / "metrics.json").read_text())["setup"] == metrics["setup"]
+    assert not list(out.glob("*.part"))
+
+
+def test_generate_streams_text_only_to_standard_output(checkpoints, tmp_path):
+    model = tmp_path / "tiny.yaml"
+    model.write_text(json.dumps({"name": "tiny", "path": str(checkpoints["llama"])}))
+    arguments = ("generate", "--model", model, "--prompt", TEXT[:9], "--tokens", 4, "--temperature", 1.5, "--quiet")
+    runs = [spu_llm(*arguments, "--seed", seed) for seed in (1, 1)]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout != "\n"
+    assert "s a token on none" in runs[0].stderr
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
+def test_bench_layer(family):
+    done = spu_llm("bench", "layer", "--family", family, "--width", 48, "--heads", 3, "--ffn", 80, "--context", 9, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) >= {"bytes", "messages", "seconds", "max_error", "failure_probability"}
+    assert 0 < result["max_error"] < 0.02
+    assert 100 < result["messages"] < 400
+
+
+def test_bench_layer_baseline():
+    """The figures everything later is held against: GPT-2 small, 64 positions (DESIGN: about 277 messages, 2.69 MB)."""
+    done = spu_llm("bench", "layer", "--json", "--repeats", 1)
+    result = json.loads(done.stdout)
+    assert result["bytes"] == pytest.approx(2.7e6, rel=0.02)
+    assert 270 < result["messages"] < 320
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nowhere.yaml", "--out", "out"), "nowhere.yaml: no such config"),
+        (("run", "{config}", "--out", "out", "--set", "generation.capacity=10"), "exceed generation.capacity 10; raise it to"),
+        (("run", "{config}", "--out", "out", "--set", "protocol.parties=3", "--set", "protocol.name=CHEETAH"), "CHEETAH runs between 2"),
+        (("run", "{config}", "--out", "out", "--set", "model.path=nowhere"), "nowhere: no such checkpoint"),
+        (("run", "{config}", "--out", "/proc/no/out"), "cannot be made"),
+        (("generate", "--model", "gpt9", "--prompt", "x"), "unknown model 'gpt9'"),
+        (("fetch", "gpt9"), "unknown model 'gpt9'"),
+        (("bench", "layer", "--width", "10", "--heads", "3"), "each must divide"),
+        (("bench", "layer", "--kv-heads", "3"), "gpt2 has as many key/value heads as heads"),
+        (("bench", "layer", "--ops", "magic"), "'magic' is not"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, arguments, message):
+    done = spu_llm(*(text.format(config=config) for text in arguments), cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("out/metrics.json"))
+
+
+def test_no_room_for_opened_weights(config, tmp_path, monkeypatch, capsys):
+    from spu_llm.errors import UserError
+    from spu_llm.experiment import load_experiment, run_experiment, runner
+
+    usage = os.statvfs(tmp_path)
+    monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    assert usage.f_bavail > 0
+    experiment, baseline = load_experiment(config)
+    with pytest.raises(UserError, match="point TMPDIR to a larger disk"):
+        run_experiment(experiment, baseline, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_disk_that_fills_up_while_writing(tmp_path):
+    from spu_llm.errors import UserError
+    from spu_llm.experiment.runner import write_whole
+
+    with pytest.raises(UserError, match="cannot be written"):
+        write_whole(tmp_path / "missing" / "metrics.json", "{}")
+    with pytest.raises(UserError, match="No space left"):
+        write_whole(_Full(tmp_path / "metrics.json"), "{}")
+
+
+class _Full(type(__import__("pathlib").Path())):
+    """A path on a full disk: /dev/full is what the kernel offers for this."""
+
+    def with_name(self, name):
+        return __import__("pathlib").Path("/dev/full")
+
+
+@pytest.mark.parametrize("arguments", [(), ("fetch",), ("generate",), ("run",), ("bench",), ("bench", "layer")])
+def test_help(arguments):
+    done = spu_llm(*arguments, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+    assert arguments in ((), ("bench",)) or "Example" in done.stdout

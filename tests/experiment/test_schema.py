@@ -1,0 +1,71 @@
+"""Configs: what is refused, and in which words."""
+
+import pytest
+
+from spu_llm.errors import UserError
+from spu_llm.experiment.schema import CONFIGS, load_experiment
+
+GOOD = """
+model: smollm2
+network: lan
+generation: {prompt: hello, new_tokens: 2}
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "experiment" / "x.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_experiments_load(path):
+    load_experiment(path)
+
+
+def test_overrides_and_baseline(tmp_path):
+    path = write(tmp_path, GOOD + "baseline: {protocol: {ring: FM128}, network: wan}\n")
+    main, baseline = load_experiment(path, ("protocol.fraction_bits=16", "generation.sampling.top_k=5", "network=none"))
+    assert (main.protocol.ring, main.protocol.fraction_bits, main.network.name) == ("FM64", 16, "none")
+    assert main.generation.sampling.top_k == 5
+    assert (baseline.protocol.ring, baseline.protocol.fraction_bits, baseline.network.name) == ("FM128", 16, "wan")
+
+
+def test_files_beside_the_config_come_first(tmp_path):
+    (tmp_path / "network").mkdir()
+    (tmp_path / "network" / "lan.yaml").write_text("{name: lan, mode: model, bandwidth_mbps: 7}")
+    main, _ = load_experiment(write(tmp_path, GOOD))
+    assert main.network.bandwidth_mbps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (GOOD, ("generation.promt=x",), "unknown key generation.promt; known here: prompt, new_tokens, capacity"),
+        (GOOD, ("protocol.ring=FM65",), "protocol.ring is 'FM65': input should be 'FM64' or 'FM128'"),
+        (GOOD, ("protocol={name: ABY3, parties: 2}",), "ABY3 runs between 3 parties, not 2"),
+        (GOOD, ("model=gpt5",), "unknown model 'gpt5'; known: smollm2"),
+        (GOOD, ("network=moon",), "unknown network 'moon'; known: 100mbps, 5gbps, lan, none, wan"),
+        (GOOD, ("generation.new_tokens=0",), "generation.new_tokens is 0"),
+        (GOOD, ("generation",), "write it as key.key=value"),
+        (GOOD, ("model.name=x",), "model is not a section"),
+        (GOOD, ("generation.prompt={",), "not valid YAML; quote it"),
+        ("model: smollm2\nnetwork: lan\n", (), "generation is missing; add it"),
+        ("- a\n- b\n", (), "holds list, not a mapping"),
+        ("a: [1\nb: }", (), "line 2: not valid YAML"),
+        ("a: !!python/object/apply:os.system [id]", (), "not valid YAML"),
+        (GOOD + "baseline: 3\n", (), "baseline is 3"),
+        (GOOD + "baseline: {protocol: {ring: FM0}}\n", (), "with baseline: protocol.ring is 'FM0'"),
+    ],
+)
+def test_refusals(tmp_path, text, overrides, message):
+    with pytest.raises(UserError) as caught:
+        load_experiment(write(tmp_path, text), overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(UserError, match="no such config"):
+        load_experiment(tmp_path / "none.yaml")
