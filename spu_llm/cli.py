@@ -70,7 +70,7 @@ def fetch(model: str) -> None:
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
 @click.option("--network", default="none", show_default=True, help="Name in configs/network: what times are given for.")
-@click.option("--capacity", default=128, show_default=True, help="Cache rows: prefix, prompt and new tokens together.")
+@click.option("--capacity", type=click.IntRange(2), help="Cache rows.  [default: what prefix, prompt and new tokens need]")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the k best tokens only.")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the least set of tokens of this mass.")

@@ -55,10 +55,11 @@ def measure(
     checkpoint = load_checkpoint(experiment.model.locate())
     tokenizer = _tokenizer(checkpoint, experiment)
     prompt = tokenizer.encode(experiment.generation.prompt)
-    _check_room(experiment, checkpoint, prompt)
+    capacity = _capacity(experiment, checkpoint, prompt)
+    _check_disk(experiment, checkpoint)
     text, steps = TextStream(tokenizer), []
     with Session(experiment.protocol) as session:
-        secure = SecureDecoder(session, checkpoint.decoder, experiment.generation.capacity, experiment.prefix)
+        secure = SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
         secure.set_up(progress)
         sampler = Sampler(experiment.generation.sampling)
         count = experiment.generation.new_tokens
@@ -112,15 +113,23 @@ def _tokenizer(checkpoint: Checkpoint, experiment: Experiment) -> Tokenizer:
     return checkpoint.tokenizer
 
 
-def _check_room(experiment: Experiment, checkpoint: Checkpoint, prompt: list[int]) -> None:
-    """Raise UserError before anything starts if the text cannot fit the cache, or the opened weights the disk."""
-    wanted = experiment.generation
-    positions = len(experiment.prefix) + len(prompt) + wanted.new_tokens
-    if positions > wanted.capacity:
-        raise UserError(
-            f"generation.prompt has {len(prompt)} tokens; with {len(experiment.prefix)} of prefix and {wanted.new_tokens} new ones "
-            f"they exceed generation.capacity {wanted.capacity}; raise it to {positions} or more"
-        )
+def _capacity(experiment: Experiment, checkpoint: Checkpoint, prompt: list[int]) -> int:
+    """The cache rows to keep. Raises UserError if the text cannot fit them, or they the model."""
+    wanted, positions = experiment.generation, checkpoint.decoder.config.positions
+    needed = len(experiment.prefix) + len(prompt) + wanted.new_tokens
+    parts = f"the prompt's {len(prompt)} tokens, {len(experiment.prefix)} of prefix and {wanted.new_tokens} new ones"
+    if needed > positions:
+        raise UserError(f"{parts} exceed the model's {positions} positions; shorten generation.prompt or generation.new_tokens")
+    capacity = wanted.capacity or needed
+    if needed > capacity:
+        raise UserError(f"{parts} exceed generation.capacity {capacity}; raise it to {needed} or more")
+    if capacity > positions:
+        raise UserError(f"generation.capacity {capacity} exceeds the model's {positions} positions; lower it")
+    return capacity
+
+
+def _check_disk(experiment: Experiment, checkpoint: Checkpoint) -> None:
+    """Raise UserError before anything starts if the opened weights cannot fit the disk."""
     if experiment.protocol.name != "SEMI2K":
         return
     config = checkpoint.decoder.config

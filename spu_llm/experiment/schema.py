@@ -19,13 +19,13 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 class GenerationConfig(BaseModel):
-    """What is generated. `capacity` counts the cache rows of prefix, prompt and new tokens together."""
+    """What is generated. `capacity` counts cache rows: prefix, prompt and new tokens together; left out, just enough."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt: str = Field(min_length=1)
     new_tokens: int = Field(default=16, ge=1)
-    capacity: int = Field(default=128, ge=2)
+    capacity: int | None = Field(default=None, ge=2)
     use_prefix: bool = True
     sampling: SamplingConfig = SamplingConfig()
 

@@ -1,13 +1,18 @@
 """The command line as a user meets it: real processes, real output, exit codes."""
 
+import errno
 import json
-import os
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from conftest import TEXT
+
+from spu_llm.errors import UserError
+from spu_llm.experiment import load_experiment, run_experiment, runner
+from spu_llm.experiment.runner import write_whole
 
 METRICS = {
     "model", "protocol", "ring", "fraction_bits", "network", "text", "tokens", "setup", "prefill", "decode", "offline",
@@ -26,7 +31,8 @@ def config(tmp_path, checkpoints):
     path = tmp_path / "x.yaml"
     model = {"name": "tiny", "path": str(checkpoints["gpt2"]), "prefix": [3]}
     generation = {"prompt": TEXT[:12], "new_tokens": 3, "capacity": 32}
-    path.write_text(json.dumps({"model": model, "network": "wan", "generation": generation, "baseline": {"protocol": {"name": "ABY3"}}}))
+    settings = {"model": model, "network": "wan", "generation": generation, "baseline": {"protocol": {"name": "ABY3"}}}
+    path.write_text(json.dumps(settings))
     return path
 
 
@@ -94,8 +100,10 @@ def test_bench_layer_baseline():
     ("arguments", "message"),
     [
         (("run", "nowhere.yaml", "--out", "out"), "nowhere.yaml: no such config"),
-        (("run", "{config}", "--out", "out", "--set", "generation.capacity=10"), "exceed generation.capacity 10; raise it to"),
-        (("run", "{config}", "--out", "out", "--set", "protocol.parties=3", "--set", "protocol.name=CHEETAH"), "CHEETAH runs between 2"),
+        (("run", "{config}", "--out", "out", "--set", "generation.capacity=5"), "exceed generation.capacity 5; raise it to"),
+        (("run", "{config}", "--out", "out", "--set", "generation.capacity=65"), "exceeds the model's 64 positions; lower it"),
+        (("run", "{config}", "--out", "out", "--set", "generation.new_tokens=64"), "exceed the model's 64 positions; shorten"),
+        (("run", "{config}", "--out", "out", "--set", "protocol={{name: CHEETAH, parties: 3}}"), "CHEETAH runs between 2"),
         (("run", "{config}", "--out", "out", "--set", "model.path=nowhere"), "nowhere: no such checkpoint"),
         (("run", "{config}", "--out", "/proc/no/out"), "cannot be made"),
         (("generate", "--model", "gpt9", "--prompt", "x"), "unknown model 'gpt9'"),
@@ -113,34 +121,26 @@ def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, arguments, mess
     assert not list(tmp_path.glob("out/metrics.json"))
 
 
-def test_no_room_for_opened_weights(config, tmp_path, monkeypatch, capsys):
-    from spu_llm.errors import UserError
-    from spu_llm.experiment import load_experiment, run_experiment, runner
-
-    usage = os.statvfs(tmp_path)
+def test_no_room_for_opened_weights(config, tmp_path, monkeypatch):
     monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    assert usage.f_bavail > 0
     experiment, baseline = load_experiment(config)
     with pytest.raises(UserError, match="point TMPDIR to a larger disk"):
         run_experiment(experiment, baseline, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_disk_that_fills_up_while_writing(tmp_path):
-    from spu_llm.errors import UserError
-    from spu_llm.experiment.runner import write_whole
-
+def test_disk_that_fills_up_while_writing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be written"):
         write_whole(tmp_path / "missing" / "metrics.json", "{}")
+
+    def full(path, text):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(UserError, match="No space left"):
-        write_whole(_Full(tmp_path / "metrics.json"), "{}")
-
-
-class _Full(type(__import__("pathlib").Path())):
-    """A path on a full disk: /dev/full is what the kernel offers for this."""
-
-    def with_name(self, name):
-        return __import__("pathlib").Path("/dev/full")
+        write_whole(tmp_path / "metrics.json", "{}")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("arguments", [(), ("fetch",), ("generate",), ("run",), ("bench",), ("bench", "layer")])

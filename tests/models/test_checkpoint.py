@@ -77,7 +77,7 @@ def test_truncated_safetensors(tmp_path):
     folder = broken(tmp_path)
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match="model.safetensors: truncated"):
+    with pytest.raises(UserError, match=r"model\.safetensors: truncated"):
         load_checkpoint(folder)
 
 
@@ -110,7 +110,7 @@ def test_config_that_does_not_fit(tmp_path, change, message):
 def test_incomplete_config(tmp_path):
     folder = broken(tmp_path)
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match="config.json has no"):
+    with pytest.raises(UserError, match=r"config\.json has no"):
         load_checkpoint(folder)
 
 

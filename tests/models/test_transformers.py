@@ -30,7 +30,8 @@ def reference_folder(folder, config):
         return folder
     arrays = tensors(config)
     copy = write_checkpoint(folder.with_name("untied"), config)
-    save_file(arrays | {"lm_head.weight": arrays["model.embed_tokens.weight"]}, copy / "model.safetensors", metadata={"format": "pt"})
+    arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
+    save_file(arrays, copy / "model.safetensors", metadata={"format": "pt"})
     return copy
 
 

@@ -22,7 +22,10 @@ def test_time_of_a_run():
     assert NetworkProfile(name="none", mode="none").seconds(1.5, 100, 50_000_000) == 1.5
 
 
-@pytest.mark.parametrize("settings", [{"mode": "model"}, {"mode": "none", "bandwidth_mbps": 1}, {"mode": "model", "bandwidth_mbps": 0}])
+NONSENSE = [{"mode": "model"}, {"mode": "none", "bandwidth_mbps": 1}, {"mode": "model", "bandwidth_mbps": 0}]
+
+
+@pytest.mark.parametrize("settings", NONSENSE)
 def test_profiles_that_make_no_sense(settings):
     with pytest.raises(ValidationError):
         NetworkProfile.model_validate({"name": "x", **settings})
