@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _PHASES = ("setup", "prefill", "decode")
@@ -44,7 +45,7 @@ def _row(name: str, run: dict[str, Any], phase: str) -> dict[str, Any]:
 
 
 def _plot(rows: list[dict[str, Any]], runs: list[str]) -> str:
-    """Three logarithmic bar charts as inline SVG."""
+    """Three bar charts from zero, each bar labelled, as inline SVG."""
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     for axes, (key, title) in zip(
         figure.subplots(1, 3), (("bytes", "bytes sent"), ("messages", "messages sent"), ("seconds", "seconds")), strict=True
@@ -52,9 +53,10 @@ def _plot(rows: list[dict[str, Any]], runs: list[str]) -> str:
         for i, run in enumerate(runs):
             mine = [row for row in rows if row["run"] == run]
             places = [p + i * 0.38 for p in range(len(mine))]
-            axes.bar(places, [row[key] for row in mine], width=0.36, label=run)
+            bars = axes.bar(places, [row[key] for row in mine], width=0.36, label=run)
+            axes.bar_label(bars, [EngFormatter(places=1, sep="")(row[key]) for row in mine], fontsize=7)
         axes.set_xticks([p + 0.19 * (len(runs) - 1) for p in range(len(_PHASES))], ["set-up", "prefill", "a token"])
-        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_title(title)
     if len(runs) > 1:
         figure.axes[0].legend()

@@ -60,7 +60,7 @@ def measure(
     text, steps = TextStream(tokenizer), []
     with Session(experiment.protocol) as session:
         secure = SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
-        secure.set_up(progress)
+        secure.set_up(len(prompt), progress)
         sampler = Sampler(experiment.generation.sampling)
         count = experiment.generation.new_tokens
         found = generate(secure, prompt, count, sampler, checkpoint.decoder.config.end_tokens, session.phase)

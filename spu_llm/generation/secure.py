@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -38,16 +39,20 @@ class SecureDecoder:
         self.capacity = capacity
         self.length = len(prefix)
         self._block_rows = vocabulary_block(decoder, session.protocol)
+        self._table_blocks = -(-decoder.config.vocabulary // self._block_rows)
         self._params: dict[str, Any] = {}
         self._cache = [LayerCache(f"cache.{i}.keys", f"cache.{i}.values") for i in range(decoder.config.layers)]
         self._prefix = list(prefix)
 
-    def set_up(self, progress: Progress = silent) -> None:
-        """Share weights and prefix rows, and open the masked weights once, so that later passes send nothing for them."""
+    def set_up(self, prompt_tokens: int = 1, progress: Progress = silent) -> None:
+        """Share weights and prefix rows, and open the masked weights once, so that later passes send nothing for them.
+
+        Programs for a prompt of `prompt_tokens` are compiled too; other lengths compile when they come.
+        """
         with self.session.phase("setup"):
             self._share_weights(progress)
             self._share_cache(progress)
-            self._warm_up(progress)
+            self._warm_up(prompt_tokens, progress)
 
     def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
         """Append the client's tokens; the client gets the logits [1 or n, vocabulary] after the last or each of them.
@@ -58,7 +63,7 @@ class SecureDecoder:
         count = len(tokens)
         if self.length + count > self.capacity:
             raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
-        padded = min(_bucket(count, 1), self.capacity - self.length)
+        padded = self._padded(count)
         self._embed([*tokens, *[0] * (padded - count)])
         self._layers(padded)
         self.length += count
@@ -96,10 +101,17 @@ class SecureDecoder:
             self.session.share(names.keys, np.asarray(rows.keys), "owner")
             self.session.share(names.values, np.asarray(rows.values), "owner")
 
-    def _warm_up(self, progress: Progress) -> None:
-        """Run one token through everything: compiles the one-token program and opens every masked weight."""
-        row = min(self.length, self.capacity - 1)
-        kept, self.length = self.length, row
+    def _warm_up(self, prompt_tokens: int, progress: Progress) -> None:
+        """Compile what the prompt and every later token need, then run one token through: opens every masked weight."""
+        kept, self.length = self.length, min(self.length, self.capacity - 1)
+        prompt = self._padded(prompt_tokens)
+        wanted: list[Callable[[], Any]] = [
+            *(partial(self._embed_program, n) for n in {1, prompt}),
+            *(partial(self._layer_program, n, self._window(n)) for n in {1, prompt}),
+            *(partial(self._logits_program, n, 1) for n in {1, prompt}),
+        ]
+        for compile_one in progress(wanted, "compiling", "program"):
+            compile_one()
         self._embed([0])
         self._layers(1, lambda layers: progress(layers, "opening masked weights", "layer"))
         self._logits(1, range(1))
@@ -107,17 +119,50 @@ class SecureDecoder:
 
     # Passes
 
+    def _padded(self, count: int) -> int:
+        """Tokens in the pass that takes `count`: a power of two, so that few programs are compiled."""
+        return min(_bucket(count, 1), self.capacity - self.length)
+
+    def _window(self, n: int) -> Window:
+        """Where a pass of n tokens stands now, over as few cache rows as a doubling allows."""
+        length = min(_bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
+        return window(self.decoder.config, self.length, n, length)
+
     def _embed(self, tokens: list[int]) -> None:
         """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
-        b, config, n = self._block_rows, self.decoder.config, len(tokens)
+        b = self._block_rows
         blocks, within = np.divmod(np.asarray(tokens), b)
-        rows = -(-config.vocabulary // b)
-        self.session.share("ids.block", np.eye(rows, dtype=np.int64)[blocks], "client")
+        self.session.share("ids.block", np.eye(self._table_blocks, dtype=np.int64)[blocks], "client")
         self.session.share("ids.within", np.eye(b, dtype=np.int64)[within], "client")
         self.session.publish("start", np.int32(self.length))
+        program = self._embed_program(len(tokens))
+        self.session.run(program, (self._params["embed"], "ids.block", "ids.within", "start"), "x")
+
+    def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+        place = self._window(n)
+        names = Window(*(f"window.{field}" for field in Window._fields))
+        for name, value in zip(names, place, strict=True):
+            self.session.publish(name, value)
+        program = self._layer_program(n, place)
+        for params, kept in order(list(zip(self._params["layers"], self._cache, strict=True))):
+            self.session.run(program, (params, "x", kept, names), ("x", kept))
+
+    def _logits(self, n: int, rows: range) -> np.ndarray:
+        """The output layer for some of n positions."""
+        part = "embed" if self.decoder.config.tied_head else "head"
+        self.session.publish("first", np.int32(rows[0]))
+        program = self._logits_program(n, len(rows))
+        self.session.run(program, (self._params["final"], self._params[part]["table"], "x", "first"), "logits")
+        scale = 2 * self.session.protocol.fraction_bits
+        return self.session.receive_narrow("logits", scale)[:, : self.decoder.config.vocabulary]
+
+    # Programs
+
+    def _embed_program(self, n: int) -> Program:
+        b, width = self._block_rows, self.decoder.config.width
 
         def embed(params: Any, block: jax.Array, within: jax.Array, start: jax.Array) -> jax.Array:
-            found = (block @ params["table"]).reshape(n, b, config.width)
+            found = (block @ params["table"]).reshape(n, b, width)
             if b == 1:
                 row = found[:, 0]
             elif n == 1:
@@ -126,52 +171,33 @@ class SecureDecoder:
                 row = jnp.sum(within[:, :, None] * found, axis=1)
             x = _as_real(row)
             if "positions" in params:
-                x = x + jax.lax.dynamic_slice(params["positions"], (start, jnp.int32(0)), (n, config.width))
+                x = x + jax.lax.dynamic_slice(params["positions"], (start, jnp.int32(0)), (n, width))
             return x
 
-        slots = self._slots["embed"], Slot((n, rows), np.int64), Slot((n, b), np.int64), Slot((), np.int32, public=True)
-        program = self.session.compile("embed", embed, slots)
-        self.session.run(program, (self._params["embed"], "ids.block", "ids.within", "start"), "x")
+        ids = Slot((n, self._table_blocks), np.int64), Slot((n, b), np.int64)
+        return self.session.compile("embed", embed, (self._slots["embed"], *ids, Slot((), np.int32, public=True)))
 
-    def _layers(self, n: int, order: Any = iter) -> None:
+    def _layer_program(self, n: int, place: Window) -> Program:
         config = self.decoder.config
-        length = min(_bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
-        place = window(config, self.length, n, length)
-        names = Window(*(f"window.{field}" for field in Window._fields))
-        for name, value in zip(names, place, strict=True):
-            self.session.publish(name, value)
         cache = LayerCache(*(Slot(cache_shape(config, self.capacity)) for _ in range(2)))
         public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
-        slots = self._slots["layers"][0], Slot((n, config.width)), cache, public
-        program = self.session.compile("layer", self.decoder.block, slots)
-        for params, kept in order(list(zip(self._params["layers"], self._cache, strict=True))):
-            self.session.run(program, (params, "x", kept, names), ("x", kept))
+        return self.session.compile("layer", self.decoder.block, (self._slots["layers"][0], Slot((n, config.width)), cache, public))
 
-    def _logits(self, n: int, rows: range) -> np.ndarray:
-        """The output layer for some of n positions; its integer products keep scale 2f, so nothing is truncated."""
-        config, count = self.decoder.config, len(rows)
-        shape = (-1, config.width)
+    def _logits_program(self, n: int, count: int) -> Program:
+        """Logits of `count` of n positions; the integer product keeps scale 2f, so nothing is truncated."""
+        config = self.decoder.config
 
         def logits(final: Any, table: jax.Array, x: jax.Array, first: jax.Array) -> jax.Array:
             x = jax.lax.dynamic_slice(x, (first, jnp.int32(0)), (count, config.width))
-            return _as_ring(self.decoder.final(final, x)) @ table.reshape(shape).T
+            return _as_ring(self.decoder.final(final, x)) @ table.reshape(-1, config.width).T
 
         part = "embed" if config.tied_head else "head"
         slots = self._slots["final"], self._slots[part]["table"], Slot((n, config.width)), Slot((), np.int32, public=True)
-        program = self.session.compile(f"logits of {count}", logits, slots)
-        self.session.publish("first", np.int32(rows[0]))
-        self.session.run(program, (self._params["final"], self._params[part]["table"], "x", "first"), "logits")
-        scale = 2 * self.session.protocol.fraction_bits
-        return self.session.receive_narrow("logits", scale)[:, : config.vocabulary]
+        return self.session.compile(f"logits of {count}", logits, slots)
 
     def _fixed(self, table: np.ndarray) -> np.ndarray:
         """A table as ring integers: an integer product finds its opened static operand only in an integer variable."""
         return np.round(table.astype(np.float64) * 2.0**self.session.protocol.fraction_bits).astype(np.int64)
-
-    @property
-    def programs(self) -> Iterable[Program]:
-        """Every program compiled so far."""
-        return self.session.programs
 
 
 def vocabulary_block(decoder: Decoder, protocol: ProtocolConfig) -> int:
