@@ -19,6 +19,8 @@ from .generation.progress import Progress, bar, silent
 from .models.decoder import FAMILIES
 from .runtime import ProtocolConfig
 
+_SUSPECT = 0.02  # share of the largest logit; fixed point that fits errs by about 0.0005
+
 
 class _Commands(click.Group):
     """Prints a UserError as one line and exits with 2; other errors are defects and keep their traceback."""
@@ -170,13 +172,23 @@ def _stream(text: str) -> None:
 
 
 def _summary(metrics: dict[str, Any]) -> str:
-    decode, accuracy = metrics["decode"], metrics["accuracy"]
-    line = (
-        f"{decode['seconds_per_token']:.1f} s a token on {metrics['network']['name']} "
-        f"({decode['compute_seconds_per_token']:.1f} s compute, {decode['bytes_per_token'] / 1e6:.1f} MB, "
-        f"{decode['messages_per_token']:.0f} messages), set-up {metrics['setup']['seconds']:.0f} s; "
-        f"{accuracy['top1_agreement']:.0%} of tokens as in plaintext, largest logit error {accuracy['max_logit_error']:.4f}"
-    )
+    """The cost in a few lines; a warning where the secure logits are not the plaintext ones."""
+    decode, accuracy, network = metrics["decode"], metrics["accuracy"], metrics["network"]
+    compute = f"{decode['compute_seconds_per_token']:.1f} s of compute a token here"
+    if network["mode"] == "model":
+        compute += (
+            f", {decode['seconds_per_token']:.1f} s modelled on {network['name']}, set-up {metrics['setup']['seconds']:.0f} s"
+        )
+    megabytes, messages = decode["bytes_per_token"] / 1e6, decode["messages_per_token"]
+    lines = [
+        f"{compute}; one party sends {megabytes:.1f} MB in {messages:.0f} messages a token",
+        f"{accuracy['top1_agreement']:.0%} of tokens as in plaintext, largest logit error {accuracy['max_logit_error']:.4f}",
+    ]
     if metrics.get("speedup"):
-        line += f"; {metrics['speedup']:.2f}x the baseline's decoding speed"
-    return f"{line}\ntrust: {metrics['trust']}"
+        lines.append(f"{metrics['speedup']:.2f}x the baseline's decoding speed")
+    if accuracy["max_logit_error"] > _SUSPECT * accuracy["max_logit"]:
+        lines.append(
+            f"warning: {metrics['ring']} with {metrics['fraction_bits']} fraction bits does not hold this model's values; "
+            "use FM128 with 26 fraction bits, or a prefix that takes its outliers (README)"
+        )
+    return "\n".join([*lines, f"trust: {metrics['trust']}"])

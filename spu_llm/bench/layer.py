@@ -32,14 +32,12 @@ class LayerShape:
     context: int
 
     def config(self) -> DecoderConfig:
-        if self.width % self.heads or self.heads % self.kv_heads:
-            raise UserError(
-                f"--width {self.width} --heads {self.heads} --kv-heads {self.kv_heads}: each must divide the one before"
-            )
         rope = 10000.0 if self.family == "llama" else None
-        return DecoderConfig(
-            self.family, 1, self.width, 1, self.heads, self.kv_heads, self.ffn, self.context + 1, 1e-5, True, rope_base=rope
-        )
+        shape = (1, self.width, 1, self.heads, self.kv_heads, self.ffn, self.context + 1)
+        try:
+            return DecoderConfig(self.family, *shape, epsilon=1e-5, tied_head=True, rope_base=rope)
+        except ValueError as error:
+            raise UserError(f"bench layer: {error}; change --width, --heads or --kv-heads") from None
 
 
 def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int) -> dict[str, Any]:

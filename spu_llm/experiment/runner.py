@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import resource
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ def run_experiment(
 
     A part that was finished before under the same settings is not run again. `stream` receives the main run's text.
     """
+    for experiment in filter(None, (main, baseline)):
+        _prepare(experiment)  # whatever is wrong with a config shows before anything is run or written
     make_folder(out)
     metrics = _resumed(main, out, "main", progress, stream)
     if baseline is not None:
@@ -52,11 +56,8 @@ def measure(
     experiment: Experiment, progress: Progress = silent, stream: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Generate once, and once more in plaintext along the same tokens; returns the metrics (see README)."""
-    checkpoint = load_checkpoint(experiment.model.locate())
-    tokenizer = _tokenizer(checkpoint, experiment)
-    prompt = tokenizer.encode(experiment.generation.prompt)
-    capacity = _capacity(experiment, checkpoint, prompt)
-    _check_disk(experiment, checkpoint)
+    _reset_peak_memory()
+    checkpoint, tokenizer, prompt, capacity = _prepare(experiment)
     text, steps = TextStream(tokenizer), []
     with Session(experiment.protocol) as session:
         secure = SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
@@ -67,19 +68,23 @@ def measure(
         for _, step in zip(progress(range(count), "generating", "token"), found, strict=False):
             steps.append(step)
             stream(text.push(step.token))
+        stream(text.finish())
         phases = dict(session.phases)
     metrics = _metrics(experiment, phases, prompt, steps)
     metrics["text"] = text.text
     metrics["accuracy"] = _accuracy(checkpoint, experiment, prompt, steps)
-    metrics["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    metrics["peak_rss_bytes"] = _peak_memory()
     return metrics
 
 
 def make_folder(folder: Path) -> None:
+    """Make a folder that files can be written to. Raises UserError if that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another --out") from None
+        raise UserError(f"{folder}: cannot be made or written to ({error.strerror}); choose another --out") from None
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -94,17 +99,64 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _resumed(experiment: Experiment, out: Path, name: str, progress: Progress, stream: Callable[[str], None]) -> dict[str, Any]:
-    settings = experiment.without_baseline().model_dump_json()
-    digest = hashlib.sha256(settings.encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(_identity(experiment)).encode()).hexdigest()
     kept = out / f"{name}.{digest[:12]}.json"
-    if kept.is_file():
+    metrics = _finished(kept)
+    if metrics is not None:
         print(f"{kept}: this run was finished before; remove the file to run it again", file=sys.stderr)
-        metrics = json.loads(kept.read_text())
         stream(metrics["text"])
         return metrics
     metrics = measure(experiment, progress, stream)
     write_whole(kept, json.dumps(metrics))
     return metrics
+
+
+def _identity(experiment: Experiment) -> list[Any]:
+    """What makes a run the same run: its settings, the checkpoint's files, the version of this package."""
+    checkpoint = experiment.model.locate()
+    files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return [experiment.without_baseline().model_dump_json(), stats, version("spu_llm")]
+
+
+def _finished(kept: Path) -> dict[str, Any] | None:
+    """The metrics that a finished run left; None where there are none, or not whole."""
+    try:
+        metrics = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        return None
+    return metrics if isinstance(metrics, dict) and metrics.get("schema") == SCHEMA else None
+
+
+def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], int]:
+    """Checkpoint, tokenizer, prompt and cache capacity of a run. Raises UserError for what cannot be run."""
+    checkpoint = load_checkpoint(experiment.model.locate())
+    tokenizer = _tokenizer(checkpoint, experiment)
+    prompt = tokenizer.encode(experiment.generation.prompt)
+    if not prompt:
+        raise UserError(f"generation.prompt {experiment.generation.prompt!r} has no token in this model; write another")
+    vocabulary = checkpoint.decoder.config.vocabulary
+    for token in (*experiment.prefix, *prompt):
+        if not 0 <= token < vocabulary:
+            raise UserError(
+                f"model {experiment.model.name}: token {token} of prefix or prompt is outside its vocabulary of {vocabulary}; "
+                "correct the prefix or the tokenizer"
+            )
+    capacity = _capacity(experiment, checkpoint, prompt)
+    _check_disk(experiment, checkpoint)
+    return checkpoint, tokenizer, prompt, capacity
+
+
+def _reset_peak_memory() -> None:
+    """Let the kernel measure the peak from here on, so that a baseline's peak is its own."""
+    with suppress(OSError):  # some sandboxes forbid it; the figure is then the peak since the process began
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_memory() -> int:
+    """The largest resident set since the reset, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def _tokenizer(checkpoint: Checkpoint, experiment: Experiment) -> Tokenizer:
@@ -199,6 +251,7 @@ def _accuracy(checkpoint: Checkpoint, experiment: Experiment, prompt: list[int],
     tokens = [*experiment.prefix, *prompt, *(step.token for step in steps[:-1])]
     plain = PlainDecoder(checkpoint.decoder, len(tokens)).advance(tokens)[-len(steps) :]
     secure = np.stack([step.logits for step in steps])
+    assert plain.shape == secure.shape
     return {
         "max_logit_error": float(np.abs(plain - secure).max()),
         "max_logit": float(np.abs(plain).max()),

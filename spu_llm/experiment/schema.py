@@ -76,7 +76,7 @@ def build_experiment(raw: dict[str, Any], folder: Path, place: str) -> tuple[Exp
 
 def load_model(name: str, folder: Path = CONFIGS) -> ModelConfig:
     """A model's configuration by name or by path of its YAML."""
-    raw = _named("model", name, folder, "--model")
+    raw = _named("model", name, folder, "command line")
     try:
         return ModelConfig.model_validate(raw)
     except ValidationError as error:
@@ -91,10 +91,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such config; see {CONFIGS.name}/experiment for examples") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from None
+        reason = str(getattr(error, "problem", error)).splitlines()[0]
+        raise UserError(f"{path}{where}: not valid YAML ({reason})") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: holds {type(raw).__name__}, not a mapping of settings")
     return raw
@@ -112,7 +113,7 @@ def _resolve(raw: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
 def _named(kind: str, name: str, folder: Path, place: str) -> dict[str, Any]:
     candidates = [Path(name)] if name.endswith((".yaml", ".yml")) else [base / kind / f"{name}.yaml" for base in (folder, CONFIGS)]
     for path in candidates:
-        if path.is_file():
+        if len(path.name) < 256 and path.is_file():
             raw = read_yaml(path)
             if isinstance(raw.get("path"), str):
                 raw["path"] = path.parent / raw["path"]
@@ -132,8 +133,8 @@ def _override(raw: dict[str, Any], text: str) -> None:
             raise UserError(f"--set {text!r}: {key} is not a section, so it has no {last}")
     try:
         raw[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"--set {text!r}: {value!r} is not valid YAML; quote it") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"--set {text[:80]!r}: {value!r} is not valid YAML; quote it") from None
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

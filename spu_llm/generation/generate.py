@@ -65,3 +65,9 @@ class TextStream:
             return ""
         added, self.text = text[len(self.text) :], text
         return added
+
+    def finish(self) -> str:
+        """What is left of a character that the last token did not complete."""
+        text = self._tokenizer.decode(self._tokens)
+        added, self.text = text[len(self.text) :], text
+        return added

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+_GREEDY = 1e-4  # below this temperature a draw is the best token, and logits / temperature would overflow
+
 
 class SamplingConfig(BaseModel):
     """Greedy at temperature 0. Otherwise logits / temperature, cut to the top_k best, then to the least set of mass top_p."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0, le=1e3)
     top_k: int | None = Field(default=None, ge=1)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = Field(default=0, ge=0)
@@ -26,7 +28,7 @@ class Sampler:
 
     def __call__(self, logits: np.ndarray) -> int:
         """A token id from logits [vocabulary]."""
-        if self._config.temperature == 0:
+        if self._config.temperature < _GREEDY:
             return int(logits.argmax())
         probabilities = self.probabilities(logits)
         return int(self._random.choice(len(probabilities), p=probabilities))

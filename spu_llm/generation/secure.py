@@ -61,6 +61,8 @@ class SecureDecoder:
         `V/b + b*width + b` ring elements a token for b = `vocabulary_block`, the logits 4 bytes each.
         """
         count = len(tokens)
+        if not all(0 <= token < self.decoder.config.vocabulary for token in tokens) or not count:
+            raise ValueError(f"{count} tokens, which must be at least one and lie in the vocabulary")
         if self.length + count > self.capacity:
             raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
         padded = self._padded(count)

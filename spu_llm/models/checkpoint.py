@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from .config import Reader
 from .decoder import FAMILIES, Decoder
 from .gguf_file import open_gguf
 from .tokenizer import Tokenizer, gguf_tokenizer, read_folder_tokenizer
+
+_BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""Constants that some checkpoints carry along with the weights."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _load_folder(folder: Path) -> Checkpoint:
-    hf = _read_json(folder / "config.json")
-    decoder = _build(hf, _safetensors_reader(folder), str(folder))
-    return Checkpoint(decoder, read_folder_tokenizer(folder))
+    tokenizer = read_folder_tokenizer(folder)
+    place = _safetensors_places(folder)
+    decoder = _build(_read_json(folder / "config.json"), _safetensors_reader(folder, place), place, str(folder))
+    return Checkpoint(decoder, tokenizer)
 
 
 def _load_gguf(path: Path) -> Checkpoint:
     file = open_gguf(path)
-    return Checkpoint(_build(file.hf_config, file.tensor, str(path)), gguf_tokenizer(file.fields, str(path)))
+    tokenizer = gguf_tokenizer(file.fields, str(path))
+    return Checkpoint(_build(file.hf_config, file.tensor, file.hf_names, str(path)), tokenizer)
 
 
-def _build(hf: dict[str, Any], tensor: Reader, place: str) -> Decoder:
-    family = FAMILIES.get(hf.get("model_type", ""))
+def _build(hf: dict[str, Any], tensor: Reader, names: Iterable[str], place: str) -> Decoder:
+    """The decoder of a config whose tensors `tensor` reads. A tensor of `names` left unread means that the config is wrong."""
+    family = FAMILIES.get(str(hf.get("model_type")))
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise UserError(f"{place}: model_type {hf.get('model_type')!r} is not supported; known families: {known}")
@@ -56,28 +63,60 @@ def _build(hf: dict[str, Any], tensor: Reader, place: str) -> Decoder:
         config = family.read_config(hf)
     except KeyError as missing:
         raise UserError(f"{place}: config.json has no {missing}; it is not a complete {hf['model_type']} config") from None
-    decoder = Decoder(config, family.read_params(tensor, config))
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{place}: the config describes no {hf['model_type']} decoder ({error}); correct it") from None
+    read: set[str] = set()
+
+    def finite(name: str) -> np.ndarray:
+        read.add(name)
+        value = tensor(name)
+        if not np.isfinite(value).all():
+            raise UserError(f"{place}: tensor {name} holds values that are not finite; fetch the checkpoint again")
+        return value
+
+    decoder = Decoder(config, family.read_params(finite, config))
     decoder.check_shapes()
+    unread = sorted(name for name in names if _plain(name) not in read and not name.endswith(_BUFFERS))
+    if unread and not (config.tied_head and unread == ["lm_head.weight"]):
+        raise UserError(f"{place}: tensor {unread[0]} has no place in the model that its config describes; is the config right?")
     return decoder
+
+
+def _plain(name: str) -> str:
+    """A tensor's name without the prefix that some checkpoints put before all names."""
+    return name.removeprefix("model.").removeprefix("transformer.")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
+        if not isinstance(value, dict):
+            raise ValueError(f"a {type(value).__name__} where a mapping is due")
+        return value
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; a Hugging Face checkpoint folder needs it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); fetch the checkpoint again") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"{path}: not a valid JSON file ({error}); fetch the checkpoint again") from None
 
 
-def _safetensors_reader(folder: Path) -> Reader:
-    """Reads tensors of one or several safetensors files by name, with or without the usual model prefixes."""
+def _safetensors_places(folder: Path) -> dict[str, Path]:
+    """Which of a folder's safetensors files holds each tensor."""
     index = folder / "model.safetensors.index.json"
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    names = ["model.safetensors"]
+    if index.is_file():
+        files = _read_json(index).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+            raise UserError(f"{index}: has no weight_map from tensors to files; fetch the checkpoint again")
+        names = sorted(set(files.values()))
     place: dict[str, Path] = {}
     for name in names:
         for key in _keys(folder / name):
             place[key] = folder / name
+    return place
+
+
+def _safetensors_reader(folder: Path, place: dict[str, Path]) -> Reader:
+    """Reads tensors by name, with or without the usual model prefixes."""
 
     def tensor(name: str) -> np.ndarray:
         for prefix in ("", "model.", "transformer."):
@@ -105,7 +144,4 @@ def _keys(path: Path) -> list[str]:
 
 def _read_tensor(path: Path, name: str) -> np.ndarray:
     with _open_safetensors(path) as file:
-        value = np.asarray(file.get_tensor(name).astype("float32"))
-    if not np.isfinite(value).all():
-        raise UserError(f"{path}: tensor {name} holds values that are not finite; fetch the checkpoint again")
-    return value
+        return np.asarray(file.get_tensor(name).astype("float32"))

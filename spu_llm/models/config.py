@@ -38,6 +38,23 @@ class DecoderConfig:
     rope_base: float | None = None
     end_tokens: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for shapes that make no decoder."""
+        for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "ffn", "positions"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}, not a whole number above 0")
+        if self.width % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"width {self.width}, heads {self.heads}, kv_heads {self.kv_heads}: each must be a multiple of the next"
+            )
+        if self.rope_base is not None and (self.rope_base <= 0 or self.head_width % 2):
+            raise ValueError(
+                f"rotary positions need a positive base and an even head width, not {self.rope_base} and {self.head_width}"
+            )
+        if not 0 < self.epsilon < 1 or type(self.tied_head) is not bool:
+            raise ValueError(f"epsilon {self.epsilon!r} or tied_head {self.tied_head!r} makes no sense")
+
     @property
     def head_width(self) -> int:
         return self.width // self.heads
@@ -53,4 +70,4 @@ def refuse(hf: dict[str, Any], key: str, only: Any) -> None:
 def end_tokens(hf: dict[str, Any]) -> tuple[int, ...]:
     """The ids that end a text; configs hold one, a list, or none."""
     value = hf.get("eos_token_id")
-    return () if value is None else tuple(np.atleast_1d(value).tolist())
+    return () if value is None else tuple(int(token) for token in np.atleast_1d(value))

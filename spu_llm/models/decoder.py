@@ -64,7 +64,7 @@ class Decoder:
         cache = LayerCache(*(jnp.zeros(cache_shape(c, 1)) for _ in range(2)))
         layer = self._block.init(jax.random.PRNGKey(0), x, cache, window(c, 0, 1, 1))["params"]
         table = jnp.zeros((c.vocabulary, c.width))
-        positions = {} if c.rope_base else {"positions": jnp.zeros((c.positions, c.width))}
+        positions = {} if c.rope_base is not None else {"positions": jnp.zeros((c.positions, c.width))}
         return {
             "embed": {"table": table, **positions},
             "layers": [layer] * c.layers,

@@ -28,6 +28,17 @@ _NAMES = {
 }
 
 
+_REQUIRED = (
+    "embedding_length",
+    "block_count",
+    "attention.head_count",
+    "feed_forward_length",
+    "context_length",
+    "attention.layer_norm_rms_epsilon",
+    "tokenizer.ggml.tokens",
+)
+
+
 @dataclass(frozen=True)
 class GGUFFile:
     """An open file: its metadata, and its tensors as float32."""
@@ -43,9 +54,14 @@ class GGUFFile:
         if architecture != "llama":
             raise UserError(f"{self.path}: architecture {architecture!r} is not supported in GGUF; only llama is")
         get = {key.removeprefix("llama."): value for key, value in self.fields.items()}
+        scaling = get.get("rope.scaling.type", "none")
+        missing = [key for key in _REQUIRED if key not in get]
+        if missing or scaling != "none":
+            problem = f"no {missing[0]}" if missing else f"rope scaling {scaling}, which is not supported"
+            raise UserError(f"{self.path}: its metadata has {problem}; use another file of this model")
         return {
             "model_type": "llama",
-            "vocab_size": len(self.fields["tokenizer.ggml.tokens"]),
+            "vocab_size": len(get["tokenizer.ggml.tokens"]),
             "hidden_size": get["embedding_length"],
             "num_hidden_layers": get["block_count"],
             "num_attention_heads": get["attention.head_count"],
@@ -65,9 +81,27 @@ class GGUFFile:
         if ours not in self.tensors:
             raise UserError(f"{self.path}: no tensor {ours}; the file is incomplete, fetch it again")
         found = self.tensors[ours]
-        value = gguf.quants.dequantize(found.data, found.tensor_type).astype(np.float32)
-        heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(ours.split(".")[-2])
-        return _unpermute(value, self.fields[f"llama.attention.{heads}"]) if heads else value
+        try:
+            value = gguf.quants.dequantize(found.data, found.tensor_type).astype(np.float32)
+        except NotImplementedError:
+            raise UserError(
+                f"{self.path}: {ours} is quantised as {found.tensor_type.name}, which the gguf package cannot undo"
+            ) from None
+        query_heads = self.fields["llama.attention.head_count"]
+        heads = {"attn_q": query_heads, "attn_k": self.fields.get("llama.attention.head_count_kv", query_heads)}
+        part = ours.split(".")[-2]
+        return _unpermute(value, heads[part]) if part in heads else value
+
+    @property
+    def hf_names(self) -> list[str]:
+        """The names of all tensors as Hugging Face has them; those it does not know keep their own."""
+        theirs = {ours: name for name, ours in _NAMES.items()}
+        out = []
+        for name in self.tensors:
+            layer = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+            known = theirs.get(layer[2] if layer else name)
+            out.append(name if known is None else f"layers.{layer[1]}.{known}" if layer else known)
+        return out
 
 
 def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:

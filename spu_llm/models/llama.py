@@ -48,7 +48,9 @@ class FinalNorm(nn.Module):
 def read_config(hf: dict[str, Any]) -> DecoderConfig:
     """The decoder described by a Hugging Face config of type "llama". Raises UserError for what we cannot run."""
     heads, width = hf["num_attention_heads"], hf["hidden_size"]
+    rope = hf.get("rope_parameters") or {}  # where newer configs keep rope_theta and rope_scaling
     refuse(hf, "rope_scaling", None)
+    refuse(rope, "rope_type", "default")
     refuse(hf, "attention_bias", False)
     refuse(hf, "mlp_bias", False)
     refuse(hf, "hidden_act", "silu")
@@ -64,7 +66,7 @@ def read_config(hf: dict[str, Any]) -> DecoderConfig:
         positions=hf["max_position_embeddings"],
         epsilon=hf["rms_norm_eps"],
         tied_head=hf.get("tie_word_embeddings", False),
-        rope_base=hf.get("rope_theta", 10000.0),
+        rope_base=float(rope.get("rope_theta") or hf.get("rope_theta", 10000.0)),
         end_tokens=end_tokens(hf),
     )
 

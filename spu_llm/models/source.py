@@ -45,7 +45,8 @@ class ModelConfig(BaseModel):
     def locate(self) -> Path:
         """The checkpoint's path, fetched if need be. Raises UserError when it cannot be had."""
         if self.package is None:
-            assert self.path is not None
+            if self.path is None or not self.path.exists():
+                raise UserError(f"{self.path}: no such checkpoint; correct path in the config of model {self.name}")
             return self.path
         return fetch(self.package)
 

@@ -33,14 +33,17 @@ class Tokenizer:
 
 def read_folder_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a Hugging Face folder: tokenizer.json, or GPT-2's vocab.json and merges.txt; None if it has none."""
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer(HFTokenizer.from_file(str(folder / "tokenizer.json")))
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    if vocab.is_file() and merges.is_file():
-        inner = HFTokenizer(models.BPE.from_file(str(vocab), str(merges)))
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        inner.decoder = decoders.ByteLevel()
-        return Tokenizer(inner)
+    whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    try:
+        if whole.is_file():
+            return Tokenizer(HFTokenizer.from_file(str(whole)))
+        if vocab.is_file() and merges.is_file():
+            inner = HFTokenizer(models.BPE.from_file(str(vocab), str(merges)))
+            inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            inner.decoder = decoders.ByteLevel()
+            return Tokenizer(inner)
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(f"{folder}: its tokenizer files cannot be read ({error}); fetch the checkpoint again") from None
     return None
 
 
@@ -49,9 +52,12 @@ def gguf_tokenizer(fields: dict[str, Any], place: str) -> Tokenizer:
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if kind != "gpt2" or pre not in ("smollm", "gpt-2", "default"):
         raise UserError(f"{place}: tokenizer {kind}/{pre} is not supported (only byte-level BPE: gpt2 with smollm or gpt-2)")
-    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    inner = HFTokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    try:
+        tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+        inner = HFTokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(f"{place}: its tokenizer cannot be read ({error}); fetch the file again") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pre == "smollm":
         byte_level = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])

@@ -17,8 +17,8 @@ class NetworkProfile(BaseModel):
 
     name: str
     mode: Literal["none", "model"]
-    bandwidth_mbps: float | None = Field(default=None, gt=0)
-    delay_ms: float = Field(default=0.0, ge=0)
+    bandwidth_mbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    delay_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check(self) -> NetworkProfile:

@@ -18,6 +18,7 @@ from .workspace import enter_workspace
 class Party:
     """Lives as long as its session; all its work happens in its own thread, in order.
 
+    `ready` is done when the runtime is up.
     `channel` carries what SPU does not send itself: shares of inputs and of outputs. What goes over it is counted in `sent`.
     """
 
@@ -27,7 +28,7 @@ class Party:
         self._tasks: SimpleQueue = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"party-{rank}")
         self._thread.start()
-        self._ready = self.submit(lambda: self._open(link, protocol))
+        self.ready = self.submit(lambda: self._open(link, protocol))
 
     def _open(self, desc: libspu.link.Desc, protocol: ProtocolConfig) -> None:
         enter_workspace()
@@ -50,10 +51,6 @@ class Party:
         future: Future = Future()
         self._tasks.put((future, function, args))
         return future
-
-    def wait_ready(self) -> None:
-        """Wait for the runtime to be up (CHEETAH talks some 4400 messages here)."""
-        self._ready.result()
 
     def send(self, rank: int, data: bytes) -> None:
         """Send bytes outside SPU; one message."""

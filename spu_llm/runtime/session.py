@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +71,7 @@ class Session:
         self.protocol = protocol
         self.phases: dict[str, Phase] = defaultdict(Phase)
         self._phase = "setup"
+        self._failed = False
         self._programs: dict[Any, Program] = {}
         self._io = Io(protocol.world_size, protocol.spu_config(profile=False))
         desc = libspu.link.Desc()
@@ -78,11 +79,11 @@ class Session:
         desc.recv_timeout_ms = _RECEIVE_TIMEOUT_MS
         for role in self.roles:
             desc.add_party(role, f"thread-{role}")
-        start_profiling()
+        with _SPU_LOG:
+            start_profiling()
         self.parties = [Party(rank, desc, protocol) for rank in range(protocol.world_size)]
         with self._timed():
-            for party in self.parties:
-                party.wait_ready()
+            self._all([party.ready for party in self.parties])
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -95,9 +96,12 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the parties; their variables and Beaver caches are gone."""
+        """End the parties; their variables and Beaver caches are gone.
+
+        After a failure a party may still wait for one that stopped: it is not waited for, and ends by its own timeout.
+        """
         for party in self.parties:
-            party.close(_CLOSE_TIMEOUT)
+            party.close(0.1 if self._failed else _CLOSE_TIMEOUT)
         self.parties = []
 
     @contextmanager
@@ -115,10 +119,10 @@ class Session:
         The owner splits it and sends every other party its share: one message a party, ring bytes an element.
         """
         origin = self._rank(owner)
+        parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET)
 
         def work(party: Party) -> None:
             if party.rank == origin:
-                parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET)
                 for rank, part in enumerate(parts):
                     if rank != origin:
                         party.send(rank, shares.pack(part))
@@ -208,16 +212,23 @@ class Session:
 
     def _each(self, work: Callable[[Party], Any]) -> list[Any]:
         """Have every party do `work` at the same time; the first failure ends the session."""
+        if self._failed or not self.parties:
+            raise RuntimeError("the session has ended: a party failed before, or it was closed")
         with self._timed():
             before = [party.sent for party in self.parties]
-            futures = [party.submit(work, party) for party in self.parties]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
+            results = self._all([party.submit(work, party) for party in self.parties])
             self.phases[self._phase].add(
                 [Traffic(p.sent.bytes - b.bytes, p.sent.messages - b.messages) for p, b in zip(self.parties, before, strict=True)]
             )
-            return [future.result() for future in futures]
+            return results
+
+    def _all(self, futures: list[Future]) -> list[Any]:
+        """The results of all parties, or the first failure as soon as it happens."""
+        done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+        self._failed = bool(waiting) or any(future.exception() for future in done)
+        for future in done:
+            future.result()
+        return [future.result() for future in futures]
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

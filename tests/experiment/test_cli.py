@@ -66,6 +66,17 @@ def test_run_writes_metrics_and_report_and_resumes(config, tmp_path):
     assert again.returncode == 0
     assert json.loads((out / "metrics.json").read_text())["setup"] == metrics["setup"]
     assert not list(out.glob("*.part"))
+    (kept,) = out.glob("main.*.json")
+    kept.write_text('{"tokens": [')
+    assert "finished before" not in spu_llm("run", config, "--out", out, "--set", "baseline=null").stderr
+    assert json.loads(kept.read_text())["tokens"] == metrics["tokens"]
+
+
+def test_values_that_do_not_fit_the_ring_are_warned_of(config, tmp_path):
+    arguments = ("run", config, "--out", tmp_path / "out", "--set", "baseline=null", "--set", "protocol={fraction_bits: 8}")
+    done = spu_llm(*arguments)
+    assert done.returncode == 0
+    assert "warning: FM64 with 8 fraction bits does not hold this model's values; use FM128" in done.stderr
 
 
 def test_generate_streams_text_only_to_standard_output(checkpoints, tmp_path):
@@ -75,7 +86,7 @@ def test_generate_streams_text_only_to_standard_output(checkpoints, tmp_path):
     runs = [spu_llm(*arguments, "--seed", seed) for seed in (1, 1)]
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
     assert runs[0].stdout == runs[1].stdout != "\n"
-    assert "s a token on none" in runs[0].stderr
+    assert "s of compute a token here; one party sends" in runs[0].stderr
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
@@ -106,9 +117,16 @@ def test_bench_layer_baseline():
         (("run", "{config}", "--out", "out", "--set", "protocol={{name: CHEETAH, parties: 3}}"), "CHEETAH runs between 2"),
         (("run", "{config}", "--out", "out", "--set", "model.path=nowhere"), "nowhere: no such checkpoint"),
         (("run", "{config}", "--out", "/proc/no/out"), "cannot be made"),
+        (
+            ("run", "{config}", "--out", "out", "--set", "model.prefix=[97]"),
+            "token 97 of prefix or prompt is outside",
+        ),
+        (("run", "{config}", "--out", "out", "--set", "generation.prompt=東"), "has no token in this model"),
+        (("run", "{config}", "--out", "out", "--set", "generation.prompt=2020-13-45"), "not valid YAML"),
         (("generate", "--model", "gpt9", "--prompt", "x"), "unknown model 'gpt9'"),
         (("fetch", "gpt9"), "unknown model 'gpt9'"),
-        (("bench", "layer", "--width", "10", "--heads", "3"), "each must divide"),
+        (("bench", "layer", "--width", "10", "--heads", "3"), "each must be a multiple of the next"),
+        (("bench", "layer", "--family", "llama", "--width", "9", "--heads", "3"), "an even head width"),
         (("bench", "layer", "--kv-heads", "3"), "gpt2 has as many key/value heads as heads"),
         (("bench", "layer", "--ops", "magic"), "'magic' is not"),
     ],
@@ -118,7 +136,7 @@ def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, arguments, mess
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("out/metrics.json"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_room_for_opened_weights(config, tmp_path, monkeypatch):
@@ -126,7 +144,7 @@ def test_no_room_for_opened_weights(config, tmp_path, monkeypatch):
     experiment, baseline = load_experiment(config)
     with pytest.raises(UserError, match="point TMPDIR to a larger disk"):
         run_experiment(experiment, baseline, tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_disk_that_fills_up_while_writing(tmp_path, monkeypatch):

@@ -98,6 +98,18 @@ def test_truncated_gguf(tmp_path, keep):
         ({"num_hidden_layers": 3}, "no tensor layers.2"),
         ({"rope_scaling": {"factor": 2}}, "rope_scaling"),
         ({"tie_word_embeddings": False}, "no tensor lm_head.weight"),
+        ({"num_hidden_layers": 1}, "tensor model.layers.1.input_layernorm.weight has no place"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type is 'llama3'"),
+        ({"hidden_size": "32"}, "describes no llama decoder"),
+        ({"num_attention_heads": 0}, "describes no llama decoder"),
+        ({"num_attention_heads": 5}, "each must be a multiple"),
+        ({"num_hidden_layers": None}, "layers is None"),
+        ({"num_key_value_heads": 3}, "each must be a multiple"),
+        ({"rope_theta": 0}, "positive base"),
+        ({"rope_theta": "x"}, "describes no llama decoder"),
+        ({"tie_word_embeddings": "no"}, "tied_head 'no'"),
+        ({"eos_token_id": "</s>"}, "describes no llama decoder"),
+        ({"model_type": ["llama"]}, "is not supported"),
     ],
 )
 def test_config_that_does_not_fit(tmp_path, change, message):
@@ -105,6 +117,25 @@ def test_config_that_does_not_fit(tmp_path, change, message):
     (folder / "config.json").write_text(json.dumps(LLAMA | change))
     with pytest.raises(UserError, match=message):
         load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "\xff", "[" * 100000])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+def test_files_that_are_not_what_they_should_be(tmp_path, name, text):
+    folder = broken(tmp_path)
+    (folder / name).write_text(text, encoding="latin-1")
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("drop", ["add_block_count", "add_context_length", "add_head_count", "add_token_merges", "add_token_types"])
+def test_gguf_without_a_field(tmp_path, drop, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, drop, lambda *arguments: None)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, LLAMA, tensors(LLAMA))
+    with pytest.raises(UserError, match=r"model\.gguf"):
+        load_checkpoint(path)
 
 
 def test_incomplete_config(tmp_path):

@@ -1,6 +1,7 @@
 """Sessions: variables that stay, programs compiled once, weights opened once, traffic counted exactly."""
 
 import os
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -104,6 +105,18 @@ def test_failure_in_a_party_reaches_the_caller():
         program = session.compile("double", lambda x: x + x, (Slot((2,)),))
         with pytest.raises(Exception, match="nothing here"):
             session.run(program, ("nothing here",), "y")
+        with pytest.raises(RuntimeError, match="has ended"):
+            session.publish("x", np.zeros(2))
+
+
+def test_failure_of_one_party_does_not_hang():
+    started = time.monotonic()
+    with Session(ProtocolConfig()) as session:
+        session.share("x", np.zeros(2), "client")
+        session.parties[1].submit(session.parties[1].runtime.del_var, "x").result()
+        with pytest.raises(Exception, match="x"):
+            session.receive("x")
+    assert time.monotonic() - started < 10
 
 
 def test_two_sessions_at_once(operands):
