@@ -82,8 +82,12 @@ class Session:
         with _SPU_LOG:
             start_profiling()
         self.parties = [Party(rank, desc, protocol) for rank in range(protocol.world_size)]
-        with self._timed():
-            self._all([party.ready for party in self.parties])
+        try:
+            with self._timed():
+                self._all([party.ready for party in self.parties])
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def roles(self) -> tuple[str, ...]:
