@@ -1,4 +1,4 @@
-"""Decoding in plaintext: the reference for secure runs, and the source of prefix rows."""
+"""Decoding in plaintext: the reference for secure runs, and where prefix rows come from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .cache import LayerCache, empty_cache, window
+from .cache import empty_cache, window
 from .decoder import Decoder
 
 
@@ -39,7 +39,3 @@ class PlainDecoder:
         self.length += len(ids)
         table = params["embed" if self.decoder.config.tied_head else "head"]["table"]
         return np.asarray(self._logits(params["final"], table, x))
-
-    def rows(self, count: int) -> list[LayerCache]:
-        """The first `count` rows of every layer's cache."""
-        return [LayerCache(*(np.asarray(part[:count]) for part in layer)) for layer in self.cache]

@@ -20,10 +20,6 @@ class Tokenizer:
     def __init__(self, inner: HFTokenizer):
         self._inner = inner
 
-    @property
-    def vocabulary(self) -> int:
-        return self._inner.get_vocab_size()
-
     def encode(self, text: str) -> list[int]:
         return self._inner.encode(text, add_special_tokens=False).ids
 

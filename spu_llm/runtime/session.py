@@ -207,10 +207,6 @@ class Session:
 
         return self._each(work)[0]
 
-    def drop(self, name: str) -> None:
-        """Forget a variable."""
-        self._each(lambda party: party.runtime.del_var(name))
-
     def _rank(self, role: str) -> int:
         return self.roles.index(role)
 
