@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -140,6 +140,26 @@ class Session:
         """Make `value`, which every party knows already, a public variable; nothing is sent."""
         parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_PUBLIC)
         self._each(lambda party: party.runtime.set_var(name, parts[party.rank]))
+
+    def publish_from(self, name: str, value: np.ndarray, owner: str) -> None:
+        """Make a value that `owner` computed public: one message to each other party, the value's own bytes."""
+        origin = self._rank(owner)
+        part = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_PUBLIC)
+
+        def work(party: Party) -> None:
+            if party.rank == origin:
+                party.count(value.nbytes * (self.protocol.world_size - 1), self.protocol.world_size - 1)
+            party.runtime.set_var(name, part[party.rank])
+
+        self._each(work)
+
+    def place(self, name: str, words: Sequence[np.ndarray]) -> None:
+        """Make a secret integer variable of the shares that each party already has; nothing is sent."""
+        self.place_made(name, lambda party: words[party.rank])
+
+    def place_made(self, name: str, make: Callable[[Party], np.ndarray]) -> None:
+        """As `place`, each party making its share (int64, SEMI2K) itself."""
+        self._each(lambda party: party.runtime.set_var(name, shares.additive(make(party))))
 
     def keep_opened(self, name: str, slot: Slot) -> None:
         """Mark a variable as a static operand: its masked value is opened by the first product and then re-used.

@@ -9,6 +9,8 @@ from spu import libspu
 NARROW_BITS = 16
 """Fraction bits kept by a narrow word; the other 16 of its 32 bits hold the integer part and the sign."""
 
+_CHUNK_BYTES = 1 << 27  # what SPU's own shares are cut into
+
 
 def pack(share: libspu.Share) -> bytes:
     """A whole share as bytes."""
@@ -20,6 +22,26 @@ def unpack(data: bytes) -> libspu.Share:
     share = libspu.Share()
     share.meta, share.share_chunks = msgpack.unpackb(data, max_bin_len=len(data))
     return share
+
+
+def additive(words: np.ndarray) -> libspu.Share:
+    """A party's additive SEMI2K share of an int64 secret, from its ring elements (FM64)."""
+    meta = libspu.ValueMeta()
+    meta.data_type, meta.visibility = libspu.DataType.DT_I64, libspu.Visibility.VIS_SECRET
+    meta.storage_type = "semi2k.AShr<FM64>"
+    meta.shape = list(words.shape)
+    share = libspu.Share()
+    share.meta = meta.SerializeToString()
+    data = memoryview(np.ascontiguousarray(words)).cast("B") if words.size else memoryview(b"")
+    share.share_chunks = [_chunk(data, start) for start in range(0, max(1, len(data)), _CHUNK_BYTES)]
+    return share
+
+
+def _chunk(data: memoryview, start: int) -> bytes:
+    chunk = libspu.ValueChunk()
+    chunk.total_bytes, chunk.chunk_offset = len(data), start
+    chunk.content = bytes(data[start : start + _CHUNK_BYTES])
+    return chunk.SerializeToString()
 
 
 def narrow_words(share: libspu.Share, rank: int, scale_bits: int) -> list[np.ndarray]:

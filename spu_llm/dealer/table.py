@@ -1,0 +1,119 @@
+"""Tables of local polynomials: a smooth function on an interval, to be looked up with one opening."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, comb, log2
+
+from typing import Any
+
+import numpy as np
+
+_EXACT_BITS = 53  # integers that a float64 product sum holds exactly
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A function f in numpy (`function`) and in JAX for stock SPU (`stock`), on [low, low + (segments - 1) * 2^width_bits], as polynomials of `degree` on segments of width 2^width_bits.
+
+    `segments` is a power of two: the table has period segments * 2^width_bits, and gives a wrong value outside its range.
+    Coefficients are rounded to `bits` fraction bits and the place within a segment to `place_bits`; the output has
+    `output_bits` = bits + 2 * place_bits fraction bits, untruncated.
+    """
+
+    function: Callable[[np.ndarray], np.ndarray]
+    stock: Callable[[Any], Any]
+    low: float
+    segments: int
+    width_bits: int
+    degree: int
+    bits: int = 14
+    place_bits: int = 10
+
+    def __post_init__(self) -> None:
+        if self.segments < 2 or self.segments & (self.segments - 1):
+            raise ValueError(f"a table has {self.segments} segments; use a power of two, at least 2")
+        if not 0 <= self.degree <= 5:
+            raise ValueError(f"a table of degree {self.degree}; use 0 to 5")
+
+    @property
+    def high(self) -> float:
+        """The largest input. The last segment is not usable: a borrow there would select the first one."""
+        return self.low + (self.segments - 1) * 2.0**self.width_bits
+
+    @property
+    def output_bits(self) -> int:
+        return self.bits + 2 * self.place_bits
+
+    @property
+    def depth(self) -> int:
+        return self.segments.bit_length() - 1
+
+    @property
+    def modulus(self) -> int:
+        """Bits that an output needs: the rotated table is computed modulo 2^modulus, and two bits are left for a lift."""
+        return self.output_bits + ceil(log2(self.limits[1] + 1)) + 3
+
+    @property
+    def words(self) -> int:
+        """Ring words of the rotated table of one element."""
+        return self.segments * (self.degree + 1)
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """[segments, degree + 1] int64 with `bits` fraction bits: powers of the place u in (-1, 1) around each left edge."""
+        u = np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
+        edges = self.low + np.arange(self.segments) * 2.0**self.width_bits
+        values = self.function(edges + u[:, None] * 2.0**self.width_bits)
+        if not np.all(np.isfinite(values)):
+            raise ValueError(f"the table's function is not finite on [{self.low}, {self.high}]; give it tails")
+        fitted = np.polynomial.polynomial.polyfit(u, values, self.degree) if self.degree else values.mean(0)[None]
+        return np.round(fitted.T * 2.0**self.bits).astype(np.int64)
+
+    @cached_property
+    def limits(self) -> tuple[float, float]:
+        """The least and largest value the table gives."""
+        size = np.abs(self.coefficients).sum(-1).max() / 2.0**self.bits
+        return -float(size), float(size)
+
+    def evaluate(self, x: np.ndarray) -> np.ndarray:
+        """What the protocol computes, up to the rounding of the place: real numbers in and out."""
+        position = (np.asarray(x, np.float64) - self.low) / 2.0**self.width_bits
+        edge = np.floor(position).astype(np.int64)
+        row = self.coefficients[edge & (self.segments - 1)]
+        powers = (position - edge)[..., None] ** np.arange(self.degree + 1)
+        return np.sum(row * powers, -1) / 2.0**self.bits
+
+    def payload(self, place: np.ndarray) -> np.ndarray:
+        """[..., degree + 1] powers of minus the mask's place within its segment, `place_bits` fraction bits each."""
+        unit = 2.0**-self.place_bits
+        return np.stack([np.round((-place * unit) ** q / unit).astype(np.int64) for q in range(self.degree + 1)], -1)
+
+    def rotate(self, spread: np.ndarray, modulus: int) -> np.ndarray:
+        """A party's share of the one-hot times payload [n, segments, degree + 1] -> its share of the rotated table.
+
+        Row k, column i is sum_{p >= i} C(p, i) a_p[k - r] (-place)^(p - i), modulo 2^modulus: a linear map, done in float64
+        matrix products on limbs small enough to be exact.
+        """
+        n, k, words = len(spread), self.segments, self.degree + 1
+        matrix, limb = self._map
+        flat = spread.reshape(n, k * words)
+        total = np.zeros((n, k * words), np.int64)
+        for start in range(0, modulus, limb):
+            part = (flat >> start) & ((1 << limb) - 1) if start + limb < 64 else flat >> start
+            total += (part.astype(np.float64) @ matrix).astype(np.int64) << start
+        return total.reshape(n, k, words)
+
+    @cached_property
+    def _map(self) -> tuple[np.ndarray, int]:
+        k, words = self.segments, self.degree + 1
+        distance = (np.arange(k)[None, :] - np.arange(k)[:, None]) & (k - 1)
+        matrix = np.zeros((k, words, k, words))
+        for i in range(words):
+            for p in range(i, words):
+                matrix[:, p - i, :, i] = comb(p, i) * self.coefficients[distance, p]
+        matrix = matrix.reshape(k * words, k * words)
+        column = np.abs(matrix).sum(0).max()
+        return matrix, _EXACT_BITS - ceil(log2(max(column, 1)))

@@ -1,0 +1,1 @@
+"""The plugin: JAX primitives with three meanings each (plaintext, stock SPU, dealer-assisted), one protocol a file."""

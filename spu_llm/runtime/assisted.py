@@ -1,0 +1,161 @@
+"""A session with a dealer: programs whose protocols run on correlated randomness from a third party.
+
+The dealer is an object of this process here, as the parties are threads of it; it is handed specifications and position
+numbers only. Its messages go to the parties before each run and are booked to phase "offline".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import enable_x64
+
+from ..dealer.generator import Dealer, message_bytes, receive, run_stream
+from ..dealer.material import Specification
+from ..dealer.prg import Stream, derive_key
+from ..dealer.store import Counter
+from ..primitives.dealing import Dealt, with_material
+from .party import Party
+from .profile import Traffic
+from .program import Program, Slot
+from .session import Session
+from .trust import check_trust
+
+OFFLINE = "offline"
+
+
+@dataclass(frozen=True)
+class OperandSlot:
+    """An input (or output) of a program that is a masked operand: known to the dealer as `name` within the program."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OperandName:
+    """A masked operand in a session: its opened value and the shares of its mask are variables derived from `name`."""
+
+    name: str
+
+    @property
+    def variables(self) -> tuple[str, str]:
+        return f"{self.name}.opened", f"{self.name}.mask"
+
+
+@dataclass(frozen=True)
+class DealtProgram:
+    """A compiled program together with the material one run of it takes."""
+
+    program: Program
+    specification: Specification
+    leaves: tuple[Any, ...]
+    keeps: dict[int, str]
+
+    @property
+    def dealer_bytes(self) -> int:
+        """Bytes the dealer sends for one run to the party that gets more."""
+        return max(message_bytes(self.specification))
+
+
+class Assisted:
+    """Runs dealer programs in a session. Every run takes a new number, so no mask is ever used twice."""
+
+    def __init__(self, session: Session, counter: Counter | None = None):
+        self.session = session
+        self._keys = tuple(os.urandom(16) for _ in session.parties)
+        self._dealer = Dealer((self._keys[0], self._keys[1]))
+        self._counter = counter or Counter(None)
+        self._masks: dict[str, np.ndarray] = {}
+
+    def mask_operand(self, name: str, value: np.ndarray, owner: str) -> OperandName:
+        """Make ring integers known to `owner` a masked operand: value - mask becomes public, the mask stays with the owner.
+
+        The mask comes from the key the owner shares with the dealer; the owner sends 8 bytes an element. No other party
+        learns anything of the value. A name is masked once: another value under one mask would give away the difference.
+        """
+        if name in self._masks:
+            raise ValueError(f"operand {name} was masked before; a changed value needs a new name")
+        rank = self.session.roles.index(owner)
+        stream = Stream(derive_key(self._keys[rank], "operand " + name, self._counter.take()))
+        mask = self._masks[name] = stream.words(value.shape)
+        operand = OperandName(name)
+        opened, hidden = operand.variables
+        self.session.publish_from(opened, value - mask, owner)
+        self.session.place(hidden, [mask if party.rank == rank else np.zeros_like(mask) for party in self.session.parties])
+        return operand
+
+    def compile(self, name: str, function: Callable, arguments: tuple, keeps: tuple[OperandSlot | None, ...]) -> DealtProgram:
+        """Compile a function of primitives for a tree of `Slot`s and `OperandSlot`s, material first.
+
+        `keeps` has an entry a flat result: the operand it is, or None for a plain value. Raises UserError where the compiled
+        program would use SPU's own triples (see trust.py).
+        """
+        leaves, tree = jax.tree_util.tree_flatten(arguments, is_leaf=lambda x: isinstance(x, (Slot, OperandSlot)))
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, getattr(leaf, "dtype", np.int64)) for leaf in leaves]
+        operands = {i: leaf.name for i, leaf in enumerate(leaves) if isinstance(leaf, OperandSlot)}
+        kept = {i: leaf.name for i, leaf in enumerate(keeps) if leaf is not None}
+        with enable_x64():
+            dealt = with_material(lambda *flat: function(*jax.tree_util.tree_unflatten(tree, flat)), shapes, operands, kept)
+        material = Slot((dealt.specification.words,), np.int64)
+        slots = [
+            (Slot(leaf.shape, np.int64, public=True), Slot(leaf.shape, np.int64)) if isinstance(leaf, OperandSlot) else leaf
+            for leaf in leaves
+        ]
+        program = self.session.compile(name, _Call(dealt), (material, *slots))
+        check_trust(program)
+        return DealtProgram(program, dealt.specification, tuple(leaves), kept)
+
+    def run(
+        self, dealt: DealtProgram, arguments: Any, results: Any, publics: Mapping[str, int] | None = None
+    ) -> None:
+        """Deal material for one run and run it. Operands are named by `OperandName`s in both trees of names."""
+        names = jax.tree_util.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, OperandName))
+        masks = {
+            leaf.name: self._masks[name.name]
+            for leaf, name in zip(dealt.leaves, names, strict=True)
+            if isinstance(leaf, OperandSlot)
+        }
+        kept = self._supply(dealt.specification, masks, publics or {})
+        flat = tuple(name.variables if isinstance(name, OperandName) else name for name in names)
+        out = jax.tree_util.tree_map(
+            lambda name: name.variables if isinstance(name, OperandName) else name,
+            results,
+            is_leaf=lambda x: isinstance(x, OperandName),
+        )
+        self.session.run(dealt.program, ("material", *flat), out)
+        result_names = jax.tree_util.tree_leaves(results, is_leaf=lambda x: isinstance(x, OperandName))
+        for i, slot_name in dealt.keeps.items():
+            self._masks[result_names[i].name] = kept[slot_name]
+
+    def _supply(self, specification: Specification, masks: dict[str, np.ndarray], publics: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Deal one run's material, send it to the parties, and have them make their shares of the material vector."""
+        with self.session.phase(OFFLINE) as phase:
+            run = self._counter.take()
+            start = time.perf_counter()
+            dealt = self._dealer.deal(specification, run, masks, publics)
+            phase.seconds += time.perf_counter() - start
+            phase.add([Traffic(len(message), 1) for message in dealt.messages])
+
+            def expand(party: Party) -> np.ndarray:
+                return receive(specification, party.rank, self._keys[party.rank], run, dealt.messages[party.rank])
+
+            self.session.place_made("material", expand)
+        return dealt.operands
+
+
+@dataclass(frozen=True)
+class _Call:
+    dealt: Dealt
+
+    def __call__(self, material: Any, *args: Any) -> Any:
+        return self.dealt(material, *args)
+
+
+__all__ = ["Assisted", "DealtProgram", "OperandName", "OperandSlot", "run_stream"]
