@@ -146,7 +146,7 @@ def _expand(deal: Looked, party: int, stream: Stream, rest: memoryview, target: 
     rows = target.reshape(n, table.segments, payload)
     for part in _chunks(n, table.words):
         spread = dpf.expand(party, roots[part], correction[part], depth, payload)
-        rows[part] = table.rotate(spread, deal.modulus)
+        rows[part] = spread if table.spread else table.rotate(spread, deal.modulus)
     return rest[size:]
 
 

@@ -1,7 +1,7 @@
 """What must never be used twice, kept on disk: dealt material, marked used before it is, and counters that only grow.
 
-A crash of the process or the machine at any moment may lose material or skip numbers; it never brings one back. A folder
-or a counter's file belongs to one process at a time. Imports nothing heavy.
+A crash of the process or the machine at any moment may lose material or skip numbers; it never brings one back. Restoring a
+folder or file from a backup does, so never do it. Each belongs to one process at a time. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Counter:
 
     def __init__(self, path: str | Path | None):
         self._lock = threading.Lock()
-        self._file = None if path is None else _open_locked(Path(path))
+        self._file = None if path is None else _LockedFile(Path(path))
         record = self._file.read() if self._file else b""
         self._next = int.from_bytes(record[:8], "big")
         if record and record != _counter_record(self._next):
@@ -116,8 +116,7 @@ class Counter:
             first = self._next
             self._next += n
             if self._file:
-                os.pwrite(self._file.fileno(), _counter_record(self._next), 0)
-                os.fsync(self._file.fileno())
+                self._file.write(_counter_record(self._next), 0)
             return first
 
     def close(self) -> None:
@@ -181,19 +180,19 @@ class _Folder:
         self.name = str(folder)
         self.remedy = f"make more with `spu-llm deal --out {folder} --count N`"
         self._folder = folder
-        self._marks = _open_locked(folder / "used")
+        self._marks = _LockedFile(folder / "used")
         for rest in folder.glob("*.partial"):  # a crash came within a put
             rest.unlink()
 
     def numbers(self) -> set[int]:
-        return {int(path.stem) for path in self._folder.glob("*.material")}
+        return {int(path.stem) for path in self._folder.glob("*.material") if path.stem.isdecimal()}
 
     def read(self, number: int) -> bytes:
         return self._path(number).read_bytes()
 
     def write(self, number: int, data: bytes) -> None:
         """Whole or not at all, and lasting, when this returns."""
-        self._marks.fileno()  # refuses once closed: the folder may be another process's by now
+        self._marks.check()
         partial = self._path(number).with_suffix(".partial")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
@@ -206,11 +205,10 @@ class _Folder:
         self._path(number).unlink()  # need not last: the mark does
 
     def load_marks(self) -> bytearray:
-        return bytearray(self._marks.readall())
+        return bytearray(self._marks.read())
 
     def save_mark(self, at: int, byte: int) -> None:
-        os.pwrite(self._marks.fileno(), bytes([byte]), at)
-        os.fsync(self._marks.fileno())
+        self._marks.write(bytes([byte]), at)
 
     def close(self) -> None:
         self._marks.close()
@@ -223,20 +221,41 @@ def _counter_record(number: int) -> bytes:
     return number.to_bytes(8, "big") + (number ^ (1 << 64) - 1).to_bytes(8, "big")
 
 
-def _open_locked(path: Path) -> io.FileIO:
-    """The file, made if missing, for this process alone until it is closed. UserError if another has it."""
-    missing = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(f"{path} is in use by another process: wait until that ends, or give this one another place") from None
-    # If the file or its folders were lost with the power, numbers would start at 0 again.
-    for folder in (path.parent, *(each.parent for each in missing)):
-        _sync_folder(folder)
-    return file
+class _LockedFile:
+    """A file, made if missing, that this process alone has until it is closed. UserError if another has it."""
+
+    def __init__(self, path: Path):
+        missing = [folder for folder in path.parents if not folder.exists()]
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        self._owner = os.getpid()
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UserError(f"{path} is in use by another process: wait until that ends, or use another place") from None
+        # If the file or its folders were lost with the power, numbers would start at 0 again.
+        for folder in (path.parent, *(each.parent for each in missing)):
+            _sync_folder(folder)
+
+    def read(self) -> bytes:
+        """All of it, once, before anything is written."""
+        return self._file.readall()
+
+    def write(self, data: bytes, at: int) -> None:
+        """Lasting when this returns."""
+        self.check()
+        os.pwrite(self._file.fileno(), data, at)
+        os.fsync(self._file.fileno())
+
+    def check(self) -> None:
+        """ValueError once it is closed; RuntimeError in a process forked off its owner, which shares the lock."""
+        self._file.fileno()
+        if os.getpid() != self._owner:
+            raise RuntimeError("opened before this process was forked: the other one may use the same numbers")
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+_MOST_ROTATED = 512
 _EXACT_BITS = 53  # integers that a float64 product sum holds exactly
 
 
@@ -46,6 +47,11 @@ class Table:
     @property
     def output_bits(self) -> int:
         return self.bits + 2 * self.place_bits
+
+    @property
+    def spread(self) -> bool:
+        """Whether the parties keep the one-hot as it is: turning the tables of so many segments would cost more than it saves."""
+        return self.segments > _MOST_ROTATED
 
     @property
     def depth(self) -> int:

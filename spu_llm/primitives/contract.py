@@ -47,7 +47,11 @@ def _dealer(
     a = yield from dealing.opened(x, shifts[0], moduli[0])
     b = yield from dealing.opened(y, shifts[1], moduli[1])
     product = dealing.recorder.derive(lambda r, s: integer_einsum(subscripts, r, s), a.hidden, b.hidden)
-    return jnp.einsum(subscripts, a.public, b.share) + jnp.einsum(subscripts, a.hidden.share, b.public) + product.share
+    if a.public.size <= b.public.size:  # the sum of public part and share is made of the smaller operand
+        parts = (a.share, b.public), (a.public, b.hidden.share)
+    else:
+        parts = (a.public, b.share), (a.hidden.share, b.public)
+    return jnp.einsum(subscripts, *parts[0]) + jnp.einsum(subscripts, *parts[1]) + product.share
 
 
 def integer_einsum(subscripts: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:

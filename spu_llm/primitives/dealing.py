@@ -165,8 +165,8 @@ def _up(mask: np.ndarray, shift: int) -> np.ndarray:
 class Dealt:
     """A function whose protocols run on correlated randomness. Call it with the material vector before its own arguments.
 
-    `operands` says which flat arguments are masked operands, by name: such an argument is a pair (opened value, shares of
-    its mask). `keeps` says the same of the flat results.
+    Arguments and results are flat. `operands` says which arguments are masked operands, by name: such an argument is a pair
+    (opened value, shares of its mask). `keeps` says the same of the results. `tree` is the structure of the results.
     """
 
     jaxpr: Any
@@ -175,7 +175,7 @@ class Dealt:
     keeps: dict[int, str]
     specification: Specification
 
-    def __call__(self, material: Any, *args: Any) -> Any:
+    def __call__(self, material: Any, *args: Any) -> list[Any]:
         at = 0
 
         def take(count: int) -> Any:
@@ -183,7 +183,7 @@ class Dealt:
             at += count
             return material[at - count : at]
 
-        return self.tree.unflatten(_evaluate(self, Recorder(take), args))
+        return _evaluate(self, Recorder(take), args)
 
 
 def with_material(function: Callable, shapes: Sequence[Any], operands: dict[int, str], keeps: dict[int, str]) -> Dealt:

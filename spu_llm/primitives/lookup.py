@@ -11,9 +11,12 @@ Wrong outside [table.low, table.high]: whoever calls must know the range (see `r
 from __future__ import annotations
 
 from collections.abc import Generator
+from math import comb
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..dealer.table import Table
 from .base import define
@@ -22,18 +25,23 @@ from .fixed import Fixed
 from .stock import to_raw, to_real
 
 
-def lookup(x: Fixed, table: Table) -> Fixed:
-    """table.function(x), with `table.output_bits` fraction bits, modulo 2^table.modulus. Takes any input scale. 1 round."""
+def lookup(x: Fixed, table: Table, modulus: int | None = None) -> Fixed:
+    """table.function(x), with `table.output_bits` fraction bits. Takes any input scale. 1 round.
+
+    Right modulo 2^`modulus`, by default just enough for the value to be lifted; a larger one lets it be truncated as it is
+    opened by the next protocol, and costs the parties expansion time.
+    """
+    modulus = modulus or table.modulus
     place = x.bits + table.width_bits - table.place_bits
     if place < 0 or place + table.place_bits + table.depth > x.modulus:
         raise ValueError(
             f"a lookup of {x.bits} fraction bits modulo 2^{x.modulus} has no room for {table.segments} segments of width "
             f"2^{table.width_bits} with {table.place_bits} bits within; change the scale or the table"
         )
-    return Fixed(lookup_p.bind(x.raw, table=table, bits=x.bits), table.output_bits, table.modulus)
+    return Fixed(lookup_p.bind(x.raw, table=table, bits=x.bits, modulus=modulus), table.output_bits, modulus)
 
 
-def _plain(x: Any, *, table: Table, bits: int) -> Any:
+def _plain(x: Any, *, table: Table, bits: int, modulus: int) -> Any:
     """The table itself on floating point: what every other meaning is compared with."""
     edges, place = jnp.asarray(table.coefficients), x.astype(jnp.float64) / 2.0**bits - table.low
     position = place / 2.0**table.width_bits
@@ -43,23 +51,47 @@ def _plain(x: Any, *, table: Table, bits: int) -> Any:
     return jnp.round(jnp.sum(row * powers, -1) * 2.0 ** (table.output_bits - table.bits)).astype(jnp.int64)
 
 
-def _stock(x: Any, *, table: Table, bits: int) -> Any:
+def _stock(x: Any, *, table: Table, bits: int, modulus: int) -> Any:
     return to_raw(table.stock(to_real(x, bits)), table.output_bits)
 
 
-def _dealer(dealing: Dealing, x: Value, *, table: Table, bits: int) -> Generator[Request, None, Any]:
+def _dealer(dealing: Dealing, x: Value, *, table: Table, bits: int, modulus: int) -> Generator[Request, None, Any]:
     shift = bits + table.width_bits - table.place_bits
     c = yield from dealing.open(x)
     assert x.mask is not None
-    rows = dealing.recorder.table(x.mask, table, shift, table.modulus).share
+    words = dealing.recorder.table(x.mask, table, shift, modulus).share
     c = logical_shift(c - round(table.low * 2.0**bits), shift)
     place = jnp.bitwise_and(c, (1 << table.place_bits) - 1)
     segment = jnp.bitwise_and(jnp.right_shift(c, table.place_bits), table.segments - 1)
+    return (_from_spread if table.spread else _from_rows)(table, words, segment, place)
+
+
+def _from_rows(table: Table, rows: Any, segment: Any, place: Any) -> Any:
+    """Pick a row of each rotated table, and sum its polynomial in the public place."""
     row = jnp.take_along_axis(rows, segment[..., None, None], axis=-2, mode="promise_in_bounds")[..., 0, :]
     total, power = row[..., 0] * (1 << table.place_bits), place
     for i in range(1, table.degree + 1):
         total, power = total + row[..., i] * power, jnp.right_shift(power * place, table.place_bits)
     return total
+
+
+def _from_spread(table: Table, spread: Any, segment: Any, place: Any) -> Any:
+    """Turn the public coefficients to the segment instead, and multiply them by the shared one-hot and its payload.
+
+    The turned coefficients are a slice of the reversed, doubled table: cheap for few elements and many segments.
+    """
+    k, words = table.segments, table.degree + 1
+    doubled = jnp.asarray(np.tile(table.coefficients[::-1].T, (1, 2)))
+    origin = jnp.zeros((), segment.dtype)
+    totals = []
+    for s, t, share in zip(segment.reshape(-1), place.reshape(-1), spread.reshape(-1, k * words), strict=True):
+        a = jax.lax.dynamic_slice(doubled, (origin, k - 1 - s), (words, k))
+        powers = [jnp.full_like(t, 1 << table.place_bits), t]
+        for _ in range(2, words):
+            powers.append(jnp.right_shift(powers[-1] * t, table.place_bits))
+        turned = [sum(comb(p, q) * a[p] * powers[p - q] for p in range(q, words)) for q in range(words)]
+        totals.append(share.reshape(1, -1) @ jnp.stack(turned, axis=-1).reshape(-1, 1))  # a product is faster than a sum
+    return jnp.concatenate(totals).reshape(segment.shape)
 
 
 lookup_p = define("lookup", _plain, _stock, _dealer)

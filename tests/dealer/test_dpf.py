@@ -5,6 +5,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,22 @@ def test_shares_add_up_to_the_point_function(n, depth, payload_words, seed):
     want[np.arange(n), point] = payload
     assert total.dtype == np.int64
     assert (total == want).all()
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_leaves_are_made_one_way(right):
+    """From AES itself, as written: H_k(x) = AES_k(x) xor x, children under keys 0 and 1, words under 2 with a counter."""
+    start = roots(1)[0]
+    none = Correction(np.zeros((1, 1, 2), np.uint64), np.zeros((1, 1), np.uint64), np.zeros((1, 7), np.int64))
+    leaf = expand(0, start, none, 1, 7)[0, right].tobytes()
+
+    def one_way(key: int, block: int) -> int:
+        cipher = Cipher(algorithms.AES(bytes([key]) * 16), modes.ECB()).encryptor()
+        return int.from_bytes(cipher.update(block.to_bytes(16, "little")), "little") ^ block
+
+    child = one_way(right, int.from_bytes(start.tobytes(), "little") & ~1)
+    blocks = [one_way(2, child ^ number << 64) for number in range(4)]
+    assert leaf == b"".join(block.to_bytes(16, "little") for block in blocks)[:56]
 
 
 @given(n=st.integers(0, 9), depth=st.integers(0, 9), payload_words=st.integers(1, 9))

@@ -1,0 +1,143 @@
+"""One decoder layer on the plugin's primitives, in fixed point with explicit scales: GPT-2, OPT and Llama alike.
+
+Openings follow each other in this order, everything named together in one message: x; squares; inverse root and x @ W_qkv; q, k
+and v; scores; exponentials and their sums; mixed values and inverse sums; the attention's output twice (truncated, then
+opened); the same of the second half. 15 messages for GPT-2, 16 for Llama, whatever the number of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..dealer.table import Table
+from ..primitives.attention import Place, RowCache, SoftmaxPlan, attend
+from ..primitives.compare import relu
+from ..primitives.contract import contract
+from ..primitives.fixed import Fixed, encode
+from ..primitives.lookup import lookup
+from ..primitives.norm import NormPlan, norm_dot, unit_factor
+from ..primitives.truncate import truncate
+from .config import DecoderConfig
+from .folded import FoldedLayer
+
+ANGLE_BITS = 12
+"""Fraction bits of rotary cosines and sines."""
+STREAM_BITS = 28
+"""Fraction bits of the residual stream, which is never truncated: two times BITS, so that outputs add to it as they are."""
+BITS = 14
+"""Fraction bits of activations, and of the weights that write the residual stream."""
+NORM_KERNEL_BITS = 19
+"""Fraction bits of weights that follow a norm: they hold W / unit, and 5 bits more make up for units up to 2^5."""
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Tables and scales of a layer: the same for all layers of a model, so that one program serves them all."""
+
+    norm: NormPlan
+    softmax: SoftmaxPlan
+    activation: Table | None  # None: ReLU, by comparison
+    learned_reference: bool = False
+
+
+class BlockParams(NamedTuple):
+    """Weights in the ring. Kernels are masked operands; biases are plain shares or None; units are public integers."""
+
+    qkv: Any
+    out: Any
+    up: Any
+    down: Any
+    attention_unit: Any
+    ffn_unit: Any
+    qkv_bias: Any = None
+    out_bias: Any = None
+    up_bias: Any = None
+    down_bias: Any = None
+
+
+class Angles(NamedTuple):
+    """Rotary angles of n new tokens as public integers with ANGLE_BITS fraction bits, [n, head_width / 2] each."""
+
+    cos: Any
+    sin: Any
+
+
+def encode_layer(layer: FoldedLayer, units: tuple[float, float]) -> BlockParams:
+    """A folded layer in the ring; `units` are powers of two near the least root mean square before each norm."""
+
+    def bias(value: np.ndarray | None) -> Fixed | None:
+        return None if value is None else Fixed(encode(value, STREAM_BITS), STREAM_BITS)
+
+    def after_norm(kernel: np.ndarray, unit: float) -> Fixed:
+        return Fixed(encode(kernel / unit, NORM_KERNEL_BITS), NORM_KERNEL_BITS)
+
+    return BlockParams(
+        after_norm(layer.qkv, units[0]),
+        Fixed(encode(layer.out, BITS), BITS),
+        after_norm(layer.up, units[1]),
+        Fixed(encode(layer.down, BITS), BITS),
+        unit_factor(units[0]),
+        unit_factor(units[1]),
+        bias(layer.qkv_bias),
+        bias(layer.out_bias),
+        bias(layer.up_bias),
+        bias(layer.down_bias),
+    )
+
+
+def block(
+    config: DecoderConfig, plan: BlockPlan, params: BlockParams, x: Fixed, cache: RowCache, place: Place, angles: Angles
+) -> tuple[Fixed, RowCache]:
+    """x [n, width] with STREAM_BITS fraction bits -> the same after the layer, and the cache with n more rows."""
+    h = _biased(norm_dot(x, params.qkv, plan.norm, params.attention_unit), params.qkv_bias)
+    q, k, v, reference = _heads(config, plan, h)
+    if config.rope_base is not None:
+        q, k = _rotate(q, angles), _rotate(k, angles)
+    mixed, cache = attend(q, k, v, cache, place, plan.softmax, reference)
+    n = x.shape[0]
+    x = _add(x, mixed.reshape(n, config.heads * config.head_width), params.out, params.out_bias)
+    h = _biased(norm_dot(x, params.up, plan.norm, params.ffn_unit), params.up_bias)
+    return _add(x, _activate(config, plan, h), params.down, params.down_bias), cache
+
+
+def _biased(x: Fixed, bias: Fixed | None) -> Fixed:
+    return x if bias is None else x + bias
+
+
+def _add(x: Fixed, h: Fixed, kernel: Fixed, bias: Fixed | None) -> Fixed:
+    """x + h @ kernel + bias, h truncated before."""
+    return _biased(x + contract("nk,km->nm", truncate(h, BITS), kernel), bias)
+
+
+def _heads(config: DecoderConfig, plan: BlockPlan, h: Fixed) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
+    """q [n, groups, queries, head_width], k, v [n, groups, head_width], and the learned reference [n, groups, queries] if any."""
+    n, groups, width = h.shape[0], config.kv_heads, config.head_width
+    per = config.heads // groups
+    q_end, k_end, v_end = np.cumsum([config.heads * width, groups * width, groups * width])
+    q = h[:, :q_end].reshape(n, groups, per, width)
+    k = h[:, q_end:k_end].reshape(n, groups, width)
+    v = h[:, k_end:v_end].reshape(n, groups, width)
+    reference = h[:, v_end:].reshape(n, groups, per) if plan.learned_reference else None
+    return q, k, v, reference
+
+
+def _rotate(x: Fixed, angles: Angles) -> Fixed:
+    """Rotary embedding by public integers: local, ANGLE_BITS more fraction bits."""
+    a, b = jnp.split(x.raw, 2, axis=-1)
+    shape = (x.shape[0], *[1] * (len(x.shape) - 2), -1)
+    cos, sin = angles.cos.reshape(shape), angles.sin.reshape(shape)
+    return Fixed(jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1), x.bits + ANGLE_BITS, x.modulus)
+
+
+def _activate(config: DecoderConfig, plan: BlockPlan, h: Fixed) -> Fixed:
+    """The activation, gated in the Llama family."""
+    if plan.activation is None:
+        return relu(h)
+    if config.family != "llama":
+        return lookup(h, plan.activation)
+    gate, up = h[:, : config.ffn], h[:, config.ffn :]
+    return contract("nf,nf->nf", lookup(gate, plan.activation, modulus=64), up, BITS, BITS)

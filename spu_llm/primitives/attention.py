@@ -1,0 +1,87 @@
+"""Attention of new tokens over a cache of opened rows: keys, values and queries are opened once each, all heads together.
+
+Softmax is exp(s - reference) / sum. The reference stands for the maximum, which would cost comparisons: the score of the sink
+position, or a prediction of the log of the sum that comes with the queries. 4 rounds after q, k, v: these; the scores; their
+exponentials and sums; the mixed values and the inverse sums. 16 bytes for each score, 8 for each element of q, k, v and
+of the result, 16 for each head and token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+from ..dealer.table import Table
+from .contract import contract
+from .fixed import Fixed
+from .lookup import lookup
+from .rows import append, first_rows
+from .scale import scale
+
+
+@dataclass(frozen=True)
+class SoftmaxPlan:
+    """exp: table of exp(score - reference); inverse: of 1 / sum.
+
+    Where sums span more than a table can hold, `power` is a table of powers of two near 1 / sum: the sum is brought near
+    1 by it before `inverse` is looked up, for 2 more rounds.
+    """
+
+    exp: Table
+    inverse: Table
+    power: Table | None = None
+    bits: int = 14
+
+
+class RowCache(NamedTuple):
+    """Opened keys and values of one layer, [capacity, groups, head_width] each."""
+
+    keys: Fixed
+    values: Fixed
+
+
+class Place(NamedTuple):
+    """Where n new tokens stand: `start` [] their first row, `mask` [n, length] 0/1 integers; public both."""
+
+    start: Any
+    mask: Any
+
+
+def attend(
+    q: Fixed, k: Fixed, v: Fixed, cache: RowCache, place: Place, plan: SoftmaxPlan, reference: Fixed | None = None
+) -> tuple[Fixed, RowCache]:
+    """q [n, groups, queries, head_width] (scaled by 1/sqrt(head_width)), k, v [n, groups, head_width] -> [n, groups, queries,
+    head_width] with 2 * bits fraction bits, and the cache with the new rows.
+
+    `reference` [n, groups, queries] is what scores are taken relative to, by default that of position 0.
+    """
+    cache = RowCache(append(cache.keys, k, place.start), append(cache.values, v, place.start))
+    length = place.mask.shape[1]
+    keys, values = first_rows(cache.keys, length), first_rows(cache.values, length)
+    scores = contract("ngqd,tgd->gqnt", q, keys, plan.bits)
+    origin = scores[..., :1] if reference is None else reference.with_raw(reference.raw.transpose(1, 2, 0)[..., None])
+    relative = (scores - origin).times_integer(place.mask)
+    weights = lookup(relative, plan.exp, modulus=64).times_integer(place.mask)
+    mixed = contract("gqnt,tgd->gqnd", weights, values, plan.bits)
+    out = _divide(mixed, weights.sum(-1, keepdims=True), plan)
+    return out.with_raw(out.raw.transpose(2, 0, 1, 3)), cache
+
+
+def softmax(scores: Fixed, mask: Any, plan: SoftmaxPlan, reference: Fixed | None = None) -> Fixed:
+    """Softmax over the last axis where the public 0/1 integers `mask` are 1. 3 rounds (5 with `power`), 24 bytes an element."""
+    origin = scores[..., :1] if reference is None else reference
+    weights = lookup((scores - origin).times_integer(mask), plan.exp, modulus=64).times_integer(mask)
+    return _divide(weights, weights.sum(-1, keepdims=True), plan)
+
+
+def _divide(x: Fixed, total: Fixed, plan: SoftmaxPlan) -> Fixed:
+    """x / total, for total > 0 [..., 1]."""
+    if plan.power is None:
+        inverse = lookup(total, plan.inverse, modulus=64)
+        return scale(x, inverse, plan.bits, plan.bits)
+    power = lookup(total, plan.power, modulus=64)
+    near_one = scale(total, power, plan.bits, plan.bits)
+    inverse = lookup(near_one, plan.inverse, modulus=64)
+    return scale(scale(x, power, plan.bits, plan.bits), inverse, plan.bits, plan.bits)
+

@@ -1,0 +1,68 @@
+"""RMS norm fused with the dot that follows it: both stand on one opening of the activations.
+
+y = (x @ W) / rms(x): the norm's scale is applied after the dot, its gain is folded into W, and for a layer norm the mean is
+folded into whatever writes x (centred rows), so that x comes centred. 3 rounds: x; the sum of squares; its inverse root
+together with x @ W. 8 bytes for each element of x and y and 16 for each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..dealer.table import Table
+from .contract import contract
+from .fixed import Fixed
+from .lookup import lookup
+from .scale import scale
+
+UNIT_BITS = 10
+"""A norm's unit is a power of two, 2^(UNIT_BITS / 2) at most: x is measured in it, so that one table serves every layer."""
+
+
+@dataclass(frozen=True)
+class NormPlan:
+    """Scales of a fused norm.
+
+    root: table of 1 / rms over the sum of squares of x / unit; activation_bits: of x, of x @ W and of the inverse root where
+    they are opened; square_bits: of x for its squares, which are large.
+    """
+
+    root: Table
+    activation_bits: int = 14
+    square_bits: int = 10
+
+
+def norm_dot(x: Fixed, kernel: Fixed, plan: NormPlan, unit: Any) -> Fixed:
+    """x [n, width] (centred), kernel [width, m] holding W / unit -> [n, m], 2 * activation_bits fraction bits, whole ring.
+
+    `unit` is the public integer 2^UNIT_BITS / unit^2. The table must cover the sums of squares (see `root_table`).
+    """
+    squares = contract("nk,nk->n", x, x, plan.square_bits, plan.square_bits)
+    squares = Fixed(squares.raw * unit, squares.bits + UNIT_BITS, squares.modulus)
+    root = lookup(squares, plan.root, modulus=64)
+    y = contract("nk,km->nm", x, kernel, plan.activation_bits)
+    return scale(y, root.reshape(-1, 1), plan.activation_bits, plan.activation_bits)
+
+
+def unit_factor(unit: float) -> np.int64:
+    """The public integer that `norm_dot` takes for a unit, a power of two up to 2^(UNIT_BITS / 2)."""
+    return np.int64(round(2.0**UNIT_BITS / unit**2))
+
+
+def root_table(width: int, low: float, high: float, epsilon: float = 0.0, segments: int = 4096) -> Table:
+    """1 / sqrt(s / width + epsilon) for sums of squares s of `width` numbers whose mean is in [low, high]; constant below."""
+
+    def root(s: np.ndarray) -> np.ndarray:
+        return 1.0 / np.sqrt(np.maximum(s / width, low) + epsilon)
+
+    def stock(s: jax.Array) -> jax.Array:
+        return jax.lax.rsqrt(s * (1.0 / width) + epsilon)
+
+    return Table(root, stock, 0.0, segments, ceil(log2(width * high / (segments - 1))), 3, bits=16)
+
+
