@@ -9,11 +9,11 @@ from math import prod
 import numpy as np
 
 from . import dpf
-from .material import Deal, Derived, Looked, Operand, Specification, Uniform, shared_words
+from .material import Deal, Derived, Looked, Operand, Pointed, Specification, Uniform, shared_words
 from .prg import Stream, derive_key
 
 PARTIES = 2
-_CHUNK = 1 << 22  # words of expanded tables held at once
+_CHUNK = 1 << 17  # words of expanded tables held at once: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,14 @@ class Dealer:
                 made = deal.make(*(values[i] for i in deal.sources), *((publics or {})[name] for name in deal.publics))
                 values.append(made)
                 if deal.shared:
-                    seeded, told = _sides(balance, 8 * made.size)
-                    rest = made - streams[seeded].words(deal.shape)
-                    sent[told].append(rest.tobytes())
+                    seeded, told = _sides(balance, deal.word_bytes * made.size)
+                    seed_words = _seed_words(streams[seeded], made.size, deal.word_bytes)
+                    sent[told].append((made.reshape(-1).astype(seed_words.dtype) - seed_words).tobytes())
             else:
-                correction = self._tables(deal, values[deal.sources[0]], streams)
+                if isinstance(deal, Pointed):
+                    correction = self._points(deal, deal.make(*(values[i] for i in deal.sources)), streams)
+                else:
+                    correction = self._tables(deal, values[deal.sources[0]], streams)
                 values.append(np.empty(0, np.int64))
                 for part in sent:
                     part.append(correction.to_bytes())
@@ -73,6 +76,11 @@ class Dealer:
         n = len(point)
         roots = streams[0].seeds(n), streams[1].seeds(n)
         return dpf.generate(point, payload, deal.table.depth, roots)
+
+    @staticmethod
+    def _points(deal: Pointed, point: np.ndarray, streams: list[Stream]) -> dpf.Correction:
+        roots = streams[0].seeds(point.size), streams[1].seeds(point.size)
+        return dpf.generate(point.reshape(-1), np.ones((point.size, 1), np.int64), deal.depth, roots)
 
 
 def mask_position(deal: Looked, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -99,11 +107,17 @@ def receive(specification: Specification, party: int, key: bytes, run: int, mess
         at += words
         if isinstance(deal, Looked):
             rest = _expand(deal, party, stream, rest, target)
-        elif isinstance(deal, Derived) and _sides(balance, 8 * words)[1] == party:
-            if len(rest) < 8 * words:
+        elif isinstance(deal, Pointed):
+            rest = _expand_points(deal, party, stream, rest, target)
+        elif isinstance(deal, Derived):
+            size = deal.word_bytes * words
+            if _sides(balance, size)[1] != party:
+                target[:] = _seed_words(stream, words, deal.word_bytes)
+                continue
+            if len(rest) < size:
                 raise ValueError("the dealer's message is too short for this program")
-            target[:] = np.frombuffer(rest[: 8 * words], np.int64)
-            rest = rest[8 * words :]
+            target[:] = np.frombuffer(rest[:size], _word(deal.word_bytes))
+            rest = rest[size:]
         else:
             target[:] = stream.words((words,))
     if len(rest):
@@ -118,8 +132,10 @@ def message_bytes(specification: Specification) -> tuple[int, int]:
         if isinstance(deal, Looked):
             key = dpf.Correction.size(prod(deal.shape), deal.table.depth, deal.table.degree + 1)
             total = [each + key for each in total]
+        elif isinstance(deal, Pointed):
+            total = [each + dpf.Correction.size(prod(deal.shape), deal.depth, 1) for each in total]
         elif isinstance(deal, Derived) and deal.shared:
-            size = 8 * shared_words(deal)
+            size = deal.word_bytes * shared_words(deal)
             total[_sides(balance, size)[1]] += size
     return total[0], total[1]
 
@@ -136,17 +152,39 @@ def _sides(balance: list[int], size: int) -> tuple[int, int]:
     return 1 - told, told
 
 
+def _word(size: int) -> np.dtype:
+    """Type of a word of `size` bytes; its shares add up modulo 2^(8 size)."""
+    return np.dtype(np.int64 if size == 8 else f"u{size}")
+
+
+def _seed_words(stream: Stream, count: int, size: int) -> np.ndarray:
+    """The next words of `size` bytes from a seed."""
+    return stream.words(-(-count * size // 8)).view(_word(size))[:count]
+
+
 def _expand(deal: Looked, party: int, stream: Stream, rest: memoryview, target: np.ndarray) -> memoryview:
     """Expand the keys of one lookup into `target`, a bounded number of elements at a time; returns what is left."""
     n, table = prod(deal.shape), deal.table
     depth, payload = deal.table.depth, table.degree + 1
     roots = stream.seeds(n)
     size = dpf.Correction.size(n, depth, payload)
-    correction = dpf.Correction.from_bytes(bytes(rest[:size]), n, depth, payload)
+    correction = dpf.Correction.from_bytes(rest[:size], n, depth, payload)
     rows = target.reshape(n, table.segments, payload)
     for part in _chunks(n, table.words):
         spread = dpf.expand(party, roots[part], correction[part], depth, payload)
         rows[part] = spread if table.spread else table.rotate(spread, deal.modulus)
+    return rest[size:]
+
+
+def _expand_points(deal: Pointed, party: int, stream: Stream, rest: memoryview, target: np.ndarray) -> memoryview:
+    """As `_expand`, of one-hot rows."""
+    n = prod(deal.shape)
+    roots = stream.seeds(n)
+    size = dpf.Correction.size(n, deal.depth, 1)
+    correction = dpf.Correction.from_bytes(bytes(rest[:size]), n, deal.depth, 1)
+    rows = target.reshape(n, deal.size)
+    for part in _chunks(n, 1 << deal.depth):
+        rows[part] = dpf.expand(party, roots[part], correction[part], deal.depth, 1)[:, : deal.size, 0]
     return rest[size:]
 
 

@@ -31,7 +31,8 @@ class Derived:
     """`make` of earlier deals (numpy int64 in, int64 out). One party's share is from its seed, the other's is sent: 8 B a word.
 
     Where it is not `shared`, the parties get their shares by the same linear map of shares they hold, at no cost.
-    `publics` names numbers known to all at run time (a position), which `make` takes after its sources.
+    `publics` names numbers known to all at run time (a position), which `make` takes after its sources. A smaller `modulus`:
+    the shares are right modulo 2^modulus only, in words of 1, 2 or 4 bytes from seed and dealer, and at least 0 in the program.
     """
 
     shape: Shape
@@ -39,6 +40,12 @@ class Derived:
     make: Callable[..., np.ndarray]
     shared: bool = True
     publics: tuple[str, ...] = ()
+    modulus: int = 64
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes a word takes on its way: the least power of two that holds `modulus` bits."""
+        return next(size for size in (1, 2, 4, 8) if 8 * size >= self.modulus)
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,23 @@ class Looked:
 
 
 @dataclass(frozen=True)
+class Pointed:
+    """One-hot rows of `size` words, their ones at the points that `make` finds from earlier deals (numpy, int64 `shape`).
+
+    A distributed point function an element, expanded by each party. No later deal builds on it.
+    """
+
+    shape: Shape
+    sources: tuple[int, ...]
+    make: Callable[..., np.ndarray]
+    size: int
+
+    @property
+    def depth(self) -> int:
+        return (self.size - 1).bit_length()
+
+
+@dataclass(frozen=True)
 class Operand:
     """A mask that outlives a program (of a weight, or of cache rows). Its shares are program inputs; the dealer knows it by name."""
 
@@ -60,7 +84,7 @@ class Operand:
     name: str
 
 
-Deal = Uniform | Derived | Looked | Operand
+Deal = Uniform | Derived | Looked | Pointed | Operand
 
 
 @dataclass(frozen=True)
@@ -96,6 +120,8 @@ def shared_words(deal: Deal) -> int:
         return prod(deal.shape) if deal.shared else 0
     if isinstance(deal, Looked):
         return prod(deal.shape) * deal.table.words
+    if isinstance(deal, Pointed):
+        return prod(deal.shape) * deal.size
     return 0
 
 
@@ -111,11 +137,15 @@ class Recorder:
         """A fresh one-time mask."""
         return self._add(Uniform(shape), shape)
 
-    def derive(self, make: Callable[..., np.ndarray], *sources: Hidden) -> Hidden:
+    def derive(self, make: Callable[..., np.ndarray], *sources: Hidden, modulus: int = 64) -> Hidden:
         """A function of earlier hidden values; its shape is found by running `make` on zeros."""
-        zeros = [np.zeros(source.shape, np.int64) for source in sources]
-        shape = np.shape(make(*zeros))
-        return self._add(Derived(shape, tuple(source.key for source in sources), make), shape)
+        shape = _shape_made(make, sources)
+        return self._add(Derived(shape, tuple(source.key for source in sources), make, modulus=modulus), shape)
+
+    def one_hot(self, make: Callable[..., np.ndarray], size: int, *sources: Hidden) -> Hidden:
+        """One-hot rows, shape + [size], of points in [0, size) that `make` finds from earlier hidden values."""
+        shape = _shape_made(make, sources)
+        return self._add(Pointed(shape, tuple(source.key for source in sources), make, size), (*shape, size))
 
     def follow(self, make: Callable[..., np.ndarray], share: Any, *sources: Hidden, publics: tuple[str, ...] = ()) -> Hidden:
         """A linear map of hidden values that the parties compute on their shares (`share`) and the dealer by `make`."""
@@ -146,3 +176,7 @@ class Recorder:
     def _add(self, deal: Deal, shape: Shape) -> Hidden:
         self.deals.append(deal)
         return Hidden(len(self.deals) - 1, self.take(shared_words(deal)).reshape(shape))
+
+
+def _shape_made(make: Callable[..., np.ndarray], sources: tuple[Hidden, ...]) -> Shape:
+    return np.shape(make(*(np.zeros(source.shape, np.int64) for source in sources)))

@@ -36,8 +36,8 @@ class Table:
     def __post_init__(self) -> None:
         if self.segments < 2 or self.segments & (self.segments - 1):
             raise ValueError(f"a table has {self.segments} segments; use a power of two, at least 2")
-        if not 0 <= self.degree <= 5:
-            raise ValueError(f"a table of degree {self.degree}; use 0 to 5")
+        if not 0 <= self.degree <= 12:
+            raise ValueError(f"a table of degree {self.degree}; use 0 to 12")
 
     @property
     def high(self) -> float:
@@ -75,7 +75,7 @@ class Table:
         values = self.function(edges + u[:, None] * 2.0**self.width_bits)
         if not np.all(np.isfinite(values)):
             raise ValueError(f"the table's function is not finite on [{self.low}, {self.high}]; give it tails")
-        fitted = np.polynomial.polynomial.polyfit(u, values, self.degree) if self.degree else values.mean(0)[None]
+        fitted = np.polynomial.polynomial.polyfit(u, values, self.degree) if self.degree else self.function(edges)[None]
         return np.round(fitted.T * 2.0**self.bits).astype(np.int64)
 
     @cached_property
@@ -103,23 +103,71 @@ class Table:
         Row k, column i is sum_{p >= i} C(p, i) a_p[k - r] (-place)^(p - i), modulo 2^modulus: a linear map, done in float64
         matrix products on limbs small enough to be exact.
         """
-        n, k, words = len(spread), self.segments, self.degree + 1
-        matrix, limb = self._map
-        flat = spread.reshape(n, k * words)
-        total = np.zeros((n, k * words), np.int64)
+        matrices, limb = self._maps
+        out = np.zeros(spread.shape, np.int64)
+        ordered = np.ascontiguousarray(spread.transpose(0, 2, 1))  # [n, words, segments]: column i needs the first words only
         for start in range(0, modulus, limb):
-            part = (flat >> start) & ((1 << limb) - 1) if start + limb < 64 else flat >> start
-            total += (part.astype(np.float64) @ matrix).astype(np.int64) << start
-        return total.reshape(n, k, words)
+            part = ordered >> start if start + limb >= 64 else (ordered >> start) & ((1 << limb) - 1)
+            real = part.astype(np.float64)
+            for i, matrix in enumerate(matrices):
+                out[:, :, i] += self._apply(real, i, matrix).astype(np.int64) << start
+        return out
+
+    def _apply(self, spread: np.ndarray, column: int, matrix: np.ndarray) -> np.ndarray:
+        return spread[:, : self.degree + 1 - column].reshape(len(spread), -1) @ matrix
 
     @cached_property
-    def _map(self) -> tuple[np.ndarray, int]:
-        k, words = self.segments, self.degree + 1
+    def _maps(self) -> tuple[list[np.ndarray], int]:
+        """For each column of the rotated table a matrix from payload words and segments, and the limb that keeps it exact."""
+        k = self.segments
         distance = (np.arange(k)[None, :] - np.arange(k)[:, None]) & (k - 1)
-        matrix = np.zeros((k, words, k, words))
-        for i in range(words):
-            for p in range(i, words):
-                matrix[:, p - i, :, i] = comb(p, i) * self.coefficients[distance, p]
-        matrix = matrix.reshape(k * words, k * words)
-        column = np.abs(matrix).sum(0).max()
-        return matrix, _EXACT_BITS - ceil(log2(max(column, 1)))
+        coefficients = self.coefficients.astype(np.float64)
+        matrices = [
+            np.concatenate([comb(p, i) * coefficients[distance, p] for p in range(i, self.degree + 1)])
+            for i in range(self.degree + 1)
+        ]
+        return matrices, _limb(matrices)
+
+
+@dataclass(frozen=True, eq=False)
+class ExponentialTable(Table):
+    """exp on a wide range: exp(edge + u) = exp(edge) exp(u), so the dealer multiplies the polynomial of exp(u) into the payload
+    and the parties turn one number a segment. Many times cheaper to expand than a table of as many segments."""
+
+    largest: float = 8.0  # values above exp(largest) are cut to its size, with the error of one segment
+
+    @cached_property
+    def _scales(self) -> np.ndarray:
+        """[segments] exp at the left edges, `bits` fraction bits."""
+        edges = self.low + np.arange(self.segments) * 2.0**self.width_bits
+        return np.round(np.exp(np.minimum(edges, self.largest)) * 2.0**self.bits)
+
+    @cached_property
+    def _series(self) -> np.ndarray:
+        """[degree + 1] polynomial of exp(u * width) for u in (-1, 1)."""
+        u = np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
+        return np.polynomial.polynomial.polyfit(u, np.exp(u * 2.0**self.width_bits), self.degree)
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        return np.round(self._scales[:, None] * self._series).astype(np.int64)
+
+    def payload(self, place: np.ndarray) -> np.ndarray:
+        unit, words = 2.0**-self.place_bits, self.degree + 1
+        back = -place * unit
+        columns = [sum(comb(p, i) * self._series[p] * back ** (p - i) for p in range(i, words)) for i in range(words)]
+        return np.stack([np.round(column / unit).astype(np.int64) for column in columns], -1)
+
+    def _apply(self, spread: np.ndarray, column: int, matrix: np.ndarray) -> np.ndarray:
+        return spread[:, column] @ matrix
+
+    @cached_property
+    def _maps(self) -> tuple[list[np.ndarray], int]:
+        k = self.segments
+        distance = (np.arange(k)[None, :] - np.arange(k)[:, None]) & (k - 1)
+        matrix = self._scales[distance]
+        return [matrix] * (self.degree + 1), _limb([matrix])
+
+
+def _limb(matrices: list[np.ndarray]) -> int:
+    return _EXACT_BITS - ceil(log2(max(np.abs(matrix).sum(0).max() for matrix in matrices) + 1))

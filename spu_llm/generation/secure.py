@@ -81,7 +81,7 @@ class SecureDecoder:
 
     def _share_weights(self, progress: Progress) -> None:
         config, params = self.decoder.config, self.decoder.params
-        table = _padded_rows(self._fixed(params["embed"]["table"]), self._block_rows)
+        table = padded_rows(self._fixed(params["embed"]["table"]), self._block_rows)
         embed = {**params["embed"], "table": table.reshape(-1, self._block_rows * config.width)}
         secrets = {"embed": embed, "layers": params["layers"], "final": params["final"]}
         if not config.tied_head:
@@ -123,11 +123,11 @@ class SecureDecoder:
 
     def _padded(self, count: int) -> int:
         """Tokens in the pass that takes `count`: a power of two, so that few programs are compiled."""
-        return min(_bucket(count, 1), self.capacity - self.length)
+        return min(bucket(count, 1), self.capacity - self.length)
 
     def _window(self, n: int) -> Window:
         """Where a pass of n tokens stands now, over as few cache rows as a doubling allows."""
-        length = min(_bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
+        length = min(bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
         return window(self.decoder.config, self.length, n, length)
 
     def _embed(self, tokens: list[int]) -> None:
@@ -212,7 +212,7 @@ def vocabulary_block(decoder: Decoder, protocol: ProtocolConfig) -> int:
     return max(1, round((decoder.config.vocabulary / decoder.config.width) ** 0.5))
 
 
-def _bucket(count: int, smallest: int) -> int:
+def bucket(count: int, smallest: int) -> int:
     """The smallest of smallest, 2 * smallest, 4 * smallest, ... that holds `count`."""
     size = smallest
     while size < count:
@@ -220,7 +220,7 @@ def _bucket(count: int, smallest: int) -> int:
     return size
 
 
-def _padded_rows(table: np.ndarray, multiple: int) -> np.ndarray:
+def padded_rows(table: np.ndarray, multiple: int) -> np.ndarray:
     return np.pad(table, ((0, -len(table) % multiple), (0, 0)))
 
 

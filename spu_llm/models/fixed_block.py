@@ -7,7 +7,7 @@ opened); the same of the second half. 15 messages for GPT-2, 16 for Llama, whate
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -87,6 +87,13 @@ def encode_layer(layer: FoldedLayer, units: tuple[float, float]) -> BlockParams:
         bias(layer.up_bias),
         bias(layer.down_bias),
     )
+
+
+def with_reference(layer: FoldedLayer, reference: np.ndarray) -> FoldedLayer:
+    """The layer with each head's reference [width + 1, heads] as more outputs beside q, k and v."""
+    qkv = np.concatenate([layer.qkv, reference[:-1]], axis=1)
+    bias = np.zeros(layer.qkv.shape[1]) if layer.qkv_bias is None else layer.qkv_bias
+    return replace(layer, qkv=qkv, qkv_bias=np.concatenate([bias, reference[-1]]))
 
 
 def block(

@@ -16,11 +16,17 @@ PROTOCOLS: dict[Primitive, Callable] = {}
 """Dealer protocols by primitive; each is a generator that yields what it needs opened (see `dealing.py`)."""
 
 
-def define(name: str, plain: Callable, stock: Callable, dealer: Callable, batch: Callable | None = None) -> Primitive:
+EAGER: set[Primitive] = set()
+"""Primitives that open all their operands: one that is there may be opened while another is still being computed."""
+
+
+def define(
+    name: str, plain: Callable, stock: Callable, dealer: Callable, batch: Callable | None = None, eager: bool = False
+) -> Primitive:
     """A primitive over int64 arrays with static keyword parameters and one result.
 
     `plain` runs on CPU, GPU and under `jax.jit`; `stock` is lowered for SPU where no dealer is at hand; `dealer` is used by
-    `dealing.with_material`. `batch(args, axes, **params)` is its `vmap` rule, by default for element-wise primitives.
+    `dealing.with_material`; `eager` says that it opens all its operands. `batch(args, axes, **params)` is its `vmap` rule, by default for element-wise primitives.
     """
     primitive = Primitive(f"spu_llm.{name}")
     primitive.def_impl(partial(xla.apply_primitive, primitive))
@@ -29,6 +35,8 @@ def define(name: str, plain: Callable, stock: Callable, dealer: Callable, batch:
     mlir.register_lowering(primitive, mlir.lower_fun(stock, multiple_results=False), platform=_SPU_PLATFORM)
     batching.primitive_batchers[primitive] = batch or partial(_elementwise, primitive)
     PROTOCOLS[primitive] = dealer
+    if eager:
+        EAGER.add(primitive)
     return primitive
 
 

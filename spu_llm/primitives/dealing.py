@@ -20,11 +20,16 @@ from spu.experimental import reveal
 
 from ..dealer.material import Hidden, Recorder, Specification
 from ..errors import UserError
-from .base import PROTOCOLS
+from .base import EAGER, PROTOCOLS
 
 RING = 64
 _CALLS = {"pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat": "jaxpr", "checkpoint": "jaxpr"}
 _CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+_MOVES: dict[str, Callable[[dict[str, Any]], Callable[[Any], Any]]] = {
+    "reshape": lambda params: lambda x: x.reshape(params["new_sizes"]),
+    "transpose": lambda params: lambda x: x.transpose(params["permutation"]),
+}
 
 
 @dataclass(eq=False)
@@ -324,8 +329,12 @@ class _Schedule:
     def _start(self, step: _Step, waiting: list[tuple[_Step, Generator]]) -> bool:
         inputs = [_read(variable, self.values, self.renamed) for variable in step.inputs]
         if any(value is None for value in inputs):
+            if step.primitive in EAGER:
+                self.dealing.request(*(value for value in inputs if value is not None))
             return False
-        if step.primitive in PROTOCOLS:
+        if step.primitive.name in _MOVES and inputs[0] is not None and "operand" in inputs[0].views:
+            self.values[step.outputs[0]] = self._moved(step, inputs[0].views["operand"])
+        elif step.primitive in PROTOCOLS:
             self._advance(step, PROTOCOLS[step.primitive](self.dealing, *inputs, **step.params), waiting)
         else:
             subfuns, params = step.primitive.get_bind_params(step.params)
@@ -333,6 +342,12 @@ class _Schedule:
             for variable, share in zip(step.outputs, out if step.primitive.multiple_results else [out], strict=True):
                 self.values[variable] = Value(share)
         return True
+
+    def _moved(self, step: _Step, opened: Opened) -> Value:
+        """An opened operand in another shape: still opened."""
+        move = _MOVES[step.primitive.name](step.params)
+        hidden = self.dealing.recorder.follow(move, move(opened.hidden.share), opened.hidden)
+        return Value(None, views={"operand": Opened(move(opened.public), hidden, opened.modulus)})
 
     def _advance(self, step: _Step, protocol: Generator, waiting: list[tuple[_Step, Generator]]) -> None:
         try:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from ..dealer.table import Table
+from ..dealer.table import ExponentialTable, Table
 
 
 def gelu(low: float = -8.0, segments: int = 64, width_bits: int = -2, approximate: bool = False) -> Table:
@@ -23,21 +23,28 @@ def gelu(low: float = -8.0, segments: int = 64, width_bits: int = -2, approximat
     return Table(by_tanh if approximate else exact, lambda x: jax.nn.gelu(x, approximate), low, segments, width_bits, 3, place_bits=11)
 
 
-def silu(low: float = -16.0, segments: int = 128, width_bits: int = -2) -> Table:
+def silu(low: float = -32.0, segments: int = 32, width_bits: int = 1) -> Table:
     """x * sigmoid(x)."""
-    return Table(lambda x: x * special.expit(x), jax.nn.silu, low, segments, width_bits, 2)
+    return Table(lambda x: x * special.expit(x), jax.nn.silu, low, segments, width_bits, 8, place_bits=11)
 
 
-def exponential(low: float, high: float, largest: float, segments: int = 128, degree: int = 3) -> Table:
-    """exp on [low, high]; constant above `largest`, a bound that keeps the values small."""
-
-    def saturated(x: np.ndarray) -> np.ndarray:
-        return np.exp(np.minimum(x, largest))
-
-    return Table(saturated, jax.numpy.exp, low, segments, ceil(log2((high - low) / (segments - 1))), degree)
+def exponential(low: float, largest: float, segments: int = 64, width_bits: int = 1, degree: int = 8) -> Table:
+    """exp from `low` on, cut at exp(largest): a bound that keeps values small and softmax sums within their table."""
+    return ExponentialTable(
+        np.exp, jax.numpy.exp, low, segments, width_bits, degree, bits=13, place_bits=11, largest=largest
+    )
 
 
 def reciprocal(low: float, high: float, segments: int = 256, degree: int = 2) -> Table:
     """1 / x on [0, high]; constant below `low`."""
     width = ceil(log2(high / (segments - 1)))
     return Table(lambda x: 1 / np.maximum(x, low), lambda x: 1.0 / x, 0.0, segments, width, degree)
+
+
+def power_of_two(segments: int) -> Table:
+    """A power of two near 1 / x on [0, segments - 1], for each unit segment, so that x times it stays below 3."""
+
+    def power(x: np.ndarray) -> np.ndarray:
+        return 2.0 ** -np.round(np.log2(np.maximum(np.floor(x), 1)))
+
+    return Table(power, lambda x: jax.numpy.exp2(-jax.numpy.round(jax.numpy.log2(x))), 0.0, segments, 0, 0)

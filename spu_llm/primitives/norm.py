@@ -20,7 +20,7 @@ from .fixed import Fixed
 from .lookup import lookup
 from .scale import scale
 
-UNIT_BITS = 10
+UNIT_BITS = 6
 """A norm's unit is a power of two, 2^(UNIT_BITS / 2) at most: x is measured in it, so that one table serves every layer."""
 
 
@@ -42,11 +42,19 @@ def norm_dot(x: Fixed, kernel: Fixed, plan: NormPlan, unit: Any) -> Fixed:
 
     `unit` is the public integer 2^UNIT_BITS / unit^2. The table must cover the sums of squares (see `root_table`).
     """
+    y = contract("nk,km->nm", x, kernel, plan.activation_bits)
+    return scale(y, _inverse_root(x, plan, unit), plan.activation_bits, plan.activation_bits)
+
+
+def normalised(x: Fixed, plan: NormPlan, unit: Any) -> Fixed:
+    """x / rms(x / unit) without a dot: the same rounds and scales."""
+    return scale(x, _inverse_root(x, plan, unit), plan.activation_bits, plan.activation_bits)
+
+
+def _inverse_root(x: Fixed, plan: NormPlan, unit: Any) -> Fixed:
     squares = contract("nk,nk->n", x, x, plan.square_bits, plan.square_bits)
     squares = Fixed(squares.raw * unit, squares.bits + UNIT_BITS, squares.modulus)
-    root = lookup(squares, plan.root, modulus=64)
-    y = contract("nk,km->nm", x, kernel, plan.activation_bits)
-    return scale(y, root.reshape(-1, 1), plan.activation_bits, plan.activation_bits)
+    return lookup(squares, plan.root, modulus=64).reshape(-1, 1)
 
 
 def unit_factor(unit: float) -> np.int64:

@@ -49,4 +49,4 @@ def _dealer(
     return left + hidden + a.flag * wrapped
 
 
-scale_p = define("scale", _plain, _stock, _dealer)
+scale_p = define("scale", _plain, _stock, _dealer, eager=True)

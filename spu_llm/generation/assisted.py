@@ -1,0 +1,266 @@
+"""Decoding with a dealer: the plugin's protocols for every layer, correlated randomness dealt for each program run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import UserError
+from ..models.cache import cache_shape, window
+from ..models.calibration import Calibration
+from ..models.decoder import Decoder
+from ..models.fixed_block import (
+    ANGLE_BITS,
+    BITS,
+    NORM_KERNEL_BITS,
+    STREAM_BITS,
+    Angles,
+    BlockParams,
+    block,
+    encode_layer,
+    with_reference,
+)
+from ..models.folded import centred_rows, fold_layer
+from ..models.plain import PlainDecoder
+from ..models.plan import plan_model
+from ..primitives.attention import Place, RowCache
+from ..primitives.contract import contract
+from ..primitives.fixed import Fixed, encode
+from ..primitives.norm import normalised, unit_factor
+from ..primitives.truncate import truncate
+from ..runtime import Session, Slot
+from ..runtime.assisted import Assisted, DealtProgram, OperandName, OperandSlot
+from .progress import Progress, silent
+from .secure import bucket, padded_rows, vocabulary_block
+
+_SMALLEST_WINDOW = 32
+TABLE_BITS = 19
+"""Fraction bits of the embedding table, which is also the output layer's where they are tied."""
+
+
+class AssistedDecoder:
+    """A decoder whose weights, cache and activations are secret-shared, run by dealer protocols in a SEMI2K session.
+
+    Interface and meaning as `SecureDecoder`. What each party learns: the client its logits, rounded to 2^-16; both the
+    number of tokens in each pass and the positions; the dealer these numbers and the model's shape. Everything opened to
+    both is uniformly masked (docs/leakage.md).
+    """
+
+    def __init__(self, session: Session, decoder: Decoder, calibration: Calibration, capacity: int, prefix: Sequence[int] = ()):
+        if capacity > decoder.config.positions:
+            raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
+        self.session = session
+        self.assisted = Assisted(session)
+        self.decoder = decoder
+        self.capacity = capacity
+        self.length = len(prefix)
+        self.plan = plan_model(decoder.config, calibration)
+        self._calibration = calibration
+        self._prefix = list(prefix)
+        self._block_rows = vocabulary_block(decoder, session.protocol)
+        self._layers: list[Any] = []
+        self._programs: dict[Any, DealtProgram] = {}
+
+    def set_up(self, prompt_tokens: int = 1, progress: Progress = silent) -> None:
+        """Mask and open the weights, share biases and prefix rows, compile what the prompt and later tokens need."""
+        with self.session.phase("setup"):
+            self._mask_layers(progress)
+            self._mask_tables()
+            self._mask_cache(progress)
+            wanted = [
+                (make, n) for n in {1, self._padded(prompt_tokens)} for make in (self._embed_program, self._layer_program)
+            ] + [(self._logits_program, (self._padded(prompt_tokens), 1)), (self._logits_program, (1, 1))]
+            for make, n in progress(wanted, "compiling", "program"):
+                make(n)
+
+    def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
+        """Append the client's tokens; the client gets the logits [1 or n, vocabulary] after the last or each of them."""
+        count = len(tokens)
+        if not all(0 <= token < self.decoder.config.vocabulary for token in tokens) or not count:
+            raise ValueError(f"{count} tokens, which must be at least one and lie in the vocabulary")
+        if self.length + count > self.capacity:
+            raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
+        padded = self._padded(count)
+        self._embed([*tokens, *[0] * (padded - count)])
+        self._run_layers(padded)
+        self.length += count
+        return self._logits(padded, range(count - 1, count) if last_only else range(count))
+
+    def roll_back(self, length: int) -> None:
+        """Forget all positions from `length` on. Their rows are written again under new masks."""
+        if not len(self._prefix) <= length <= self.length:
+            raise ValueError(f"cannot roll back from {self.length} to {length}")
+        self.length = length
+
+    # Set-up
+
+    def _mask_layers(self, progress: Progress) -> None:
+        config = self.decoder.config
+        everything = list(zip(self.decoder.params["layers"], self.plan.units, self._calibration.references, strict=True))
+        for i, (params, units, reference) in enumerate(progress(everything, "masking weights", "layer")):
+            folded = fold_layer(config, params)
+            if self.plan.block.learned_reference:
+                folded = with_reference(folded, reference)
+            encoded = encode_layer(folded, units)
+            placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in encoded._asdict().items()}
+            self._layers.append(BlockParams(**{field: name for field, (name, _) in placed.items()}))
+            self._layer_slots = BlockParams(**{field: slot for field, (_, slot) in placed.items()})
+
+    def _place(self, name: str, value: Any) -> tuple[Any, Any]:
+        """A kernel as a masked operand, a bias as a share, a unit as a public number: the tree of its names and of its slots."""
+        if value is None:
+            return None, None
+        if not isinstance(value, Fixed):
+            self.session.publish(name, value)
+            return name, Slot((), np.int64, public=True)
+        if len(value.shape) == 1:
+            self.session.share(name, value.raw, "owner")
+            return value.with_raw(name), value.with_raw(Slot(value.shape, np.int64))
+        operand = self.assisted.mask_operand(name, value.raw, "owner", transposed=True)
+        return value.with_raw(operand), value.with_raw(OperandSlot(name.rsplit(".", 1)[-1], value.shape, transposed=True))
+
+    def _mask_tables(self) -> None:
+        """The embedding (and output) table, positions, and the final norm's gain over its unit."""
+        config, params = self.decoder.config, self.decoder.params
+        b = self._block_rows
+        rows = padded_rows(centred_rows(config, params["embed"]["table"]), b)
+        self._table = self._operand("table", rows.reshape(-1, b * config.width), TABLE_BITS)
+        norm = params["final"]["norm"]
+        gain = np.asarray(norm["scale"], np.float64) / self.plan.final_unit
+        self._gain = self._operand("gain", gain, NORM_KERNEL_BITS)
+        self.session.publish("final_unit", unit_factor(self.plan.final_unit))
+        head = np.asarray(self.decoder.head_table, np.float64)
+        self._head = self._table if config.tied_head and config.family == "llama" else self._operand("head", head, TABLE_BITS)
+        self._positions = "positions" in params["embed"]
+        if self._positions:
+            self.session.share("positions", encode(centred_rows(config, params["embed"]["positions"]), STREAM_BITS), "owner")
+        self._final_bias = "bias" in norm
+        if self._final_bias:
+            self.session.share("final_bias", encode(np.asarray(norm["bias"]), STREAM_BITS), "owner")
+
+    def _operand(self, name: str, value: np.ndarray, bits: int) -> tuple[Fixed, Fixed]:
+        raw = encode(value, bits)
+        return Fixed(self.assisted.mask_operand(name, raw, "owner"), bits), Fixed(OperandSlot(name, raw.shape), bits)
+
+    def _mask_cache(self, progress: Progress) -> None:
+        plain = PlainDecoder(self.decoder, self.capacity)
+        if self._prefix:
+            plain.advance(self._prefix)
+        self._cache = []
+        for i, rows in enumerate(progress(plain.cache, "sharing the prefix", "layer")):
+            names = [
+                Fixed(self.assisted.mask_operand(f"cache.{i}.{part}", encode(value, BITS), "owner"), BITS, self._row_modulus(part))
+                for part, value in zip(("keys", "values"), rows, strict=True)
+            ]
+            self._cache.append(RowCache(*names))
+
+    def _row_modulus(self, part: str) -> int:
+        """New rows are right modulo this: what is left of the ring after truncating them while they are opened."""
+        rotated = part == "keys" and self.decoder.config.rope_base is not None
+        return 64 - (2 * BITS + (ANGLE_BITS if rotated else 0) - BITS)
+
+    # Passes
+
+    def _padded(self, count: int) -> int:
+        return min(bucket(count, 1), self.capacity - self.length)
+
+    def _embed(self, tokens: list[int]) -> None:
+        """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
+        b, blocks = self._block_rows, self._table[1].shape[0]
+        outer, within = np.divmod(np.asarray(tokens), b)
+        self.session.share("ids.block", np.eye(blocks, dtype=np.int64)[outer], "client")
+        self.session.share("ids.within", np.eye(b, dtype=np.int64)[within], "client")
+        self.session.publish("start", np.int64(self.length))
+        names = [self._table[0], "ids.block", "ids.within", "start", *(["positions"] if self._positions else [])]
+        self.assisted.run(self._embed_program(len(tokens)), names, ["x"])
+
+    def _run_layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+        place = self._window(n)
+        values = [np.int64(self.length), place.mask.astype(np.int64)]
+        values += [np.round(angle * 2.0**ANGLE_BITS).astype(np.int64) for angle in (place.cos, place.sin)]
+        names = ["window.start", "window.mask", "window.cos", "window.sin"]
+        for name, value in zip(names, values, strict=True):
+            self.session.publish(name, value)
+        program = self._layer_program(n)
+        for params, cache in order(list(zip(self._layers, self._cache, strict=True))):
+            arguments = [params, "x", cache, Place(*names[:2]), Angles(*names[2:])]
+            self.assisted.run(program, arguments, ["x", cache.keys.raw, cache.values.raw], {"start": self.length})
+
+    def _logits(self, n: int, rows: range) -> np.ndarray:
+        self.session.publish("first", np.int64(rows[0]))
+        bias = ["final_bias"] if self._final_bias else []
+        names = [self._gain[0], self._head[0], "x", "first", "final_unit", *bias]
+        self.assisted.run(self._logits_program((n, len(rows))), names, ["logits"])
+        found = self.session.receive_narrow("logits", BITS + TABLE_BITS)
+        return found[:, : self.decoder.config.vocabulary]
+
+    def _window(self, n: int) -> Any:
+        length = min(bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
+        return window(self.decoder.config, self.length, n, length)
+
+    # Programs
+
+    def _compiled(self, key: Any, make: Callable[[], DealtProgram]) -> DealtProgram:
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
+
+    def _embed_program(self, n: int) -> DealtProgram:
+        b, width = self._block_rows, self.decoder.config.width
+
+        def embed(table: Fixed, outer: Any, within: Any, start: Any, positions: Any = None) -> Any:
+            found = contract("nb,bm->nm", Fixed(outer, 0), table).reshape(n, b, width)
+            row = contract("nb,nbd->nd", Fixed(within, 0), found).at_bits(STREAM_BITS)
+            if positions is not None:
+                row = row + Fixed(_rows_from(positions, start, n), STREAM_BITS)
+            return row.raw
+
+        slots = [self._table[1], Slot((n, self._table[1].shape[0]), np.int64), Slot((n, b), np.int64), _public()]
+        if self._positions:
+            slots.append(Slot(self.decoder.params["embed"]["positions"].shape, np.int64))
+        return self._compiled(("embed", n), lambda: self.assisted.compile("embed", embed, tuple(slots), (None,)))
+
+    def _layer_program(self, n: int) -> DealtProgram:
+        config, place = self.decoder.config, self._window(n)
+        shape = cache_shape(config, self.capacity)
+        cache = RowCache(*(Fixed(OperandSlot(part, shape), BITS, self._row_modulus(part)) for part in ("keys", "values")))
+        angles = Angles(*(_public(value.shape) for value in (place.cos, place.sin)))
+        slots = (
+            self._layer_slots,
+            Fixed(Slot((n, config.width), np.int64), STREAM_BITS),
+            cache,
+            Place(_public(), _public(place.mask.shape)),
+            angles,
+        )
+        keeps = (None, cache.keys.raw, cache.values.raw)
+        run = partial(block, config, self.plan.block)
+        return self._compiled(("layer", n, place.mask.shape), lambda: self.assisted.compile("layer", run, slots, keeps))
+
+    def _logits_program(self, shape: tuple[int, int]) -> DealtProgram:
+        n, count = shape
+        config, plan = self.decoder.config, self.plan.block.norm
+
+        def logits(gain: Fixed, head: Fixed, x: Any, first: Any, unit: Any, bias: Any = None) -> Any:
+            h = normalised(Fixed(_rows_from(x, first, count), STREAM_BITS), plan, unit)
+            h = contract("nd,d->nd", h, gain, BITS)
+            h = truncate(h, BITS) if bias is None else truncate(h + Fixed(bias, STREAM_BITS), BITS)
+            table = head.reshape(-1, config.width)
+            return contract("nd,vd->nv", h, table).raw
+
+        slots = [self._gain[1], self._head[1], Slot((n, config.width), np.int64), _public(), _public()]
+        slots += [Slot((config.width,), np.int64)] if self._final_bias else []
+        return self._compiled(("logits", shape), lambda: self.assisted.compile("logits", logits, tuple(slots), (None,)))
+
+
+def _rows_from(x: Any, start: Any, count: int) -> Any:
+    """`count` rows from a public position on."""
+    return jax.lax.dynamic_slice(x, (start, jnp.zeros((), start.dtype)), (count, x.shape[1]))
+
+
+def _public(shape: tuple[int, ...] = ()) -> Slot:
+    return Slot(shape, np.int64, public=True)

@@ -1,0 +1,74 @@
+"""From ranges on text to the tables of a model: wide enough for what was seen and a margin, else an error before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, log2
+
+from ..dealer.table import Table
+from ..errors import UserError
+from ..primitives import functions
+from ..primitives.attention import SoftmaxPlan
+from ..primitives.norm import UNIT_BITS, NormPlan, root_table
+from .calibration import Calibration
+from .config import DecoderConfig
+from .fixed_block import BlockPlan
+
+_MARGIN = 2.0  # how far beyond what was seen a range is made to reach
+_LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keeps it rare, and a cut weight is a large one
+_SCORE_MARGIN = 1.25
+_LEAST_SUM = 0.05
+_SPREAD = 1000.0  # a norm's table covers mean squares up to this many units
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """Tables for every layer, and each layer's units (their squares are powers of two) of its two norms; the final norm's unit."""
+
+    block: BlockPlan
+    units: tuple[tuple[float, float], ...]
+    final_unit: float
+
+
+def plan_model(config: DecoderConfig, calibration: Calibration) -> ModelPlan:
+    """Raises UserError where a quantity spans more than a table can hold."""
+    units = tuple(
+        (_unit(f"layer {i}, attention norm", layer.attention_squares), _unit(f"layer {i}, ffn norm", layer.ffn_squares))
+        for i, layer in enumerate(calibration.layers)
+    )
+    final = _unit("final norm", calibration.final_squares)
+    lows = [layer.activation[0] for layer in calibration.layers]
+    highs = [layer.activation[1] for layer in calibration.layers]
+    relative = min(layer.relative[0] for layer in calibration.layers)
+    exp = _exponential(relative)
+    softmax = SoftmaxPlan(exp, functions.reciprocal(_LEAST_SUM, 3.98, degree=3), functions.power_of_two(4096))
+    norm = NormPlan(root_table(config.width, 1 / _MARGIN, _SPREAD, config.epsilon, segments=8192))
+    return ModelPlan(BlockPlan(norm, softmax, _activation(config, min(lows), max(highs)), True), units, final)
+
+
+def _unit(where: str, squares: tuple[float, float]) -> float:
+    """A unit not above the least root mean square seen; its square is a power of two."""
+    unit = 2.0 ** (min(floor(log2(squares[0])), UNIT_BITS) / 2)
+    if squares[1] / unit**2 * _MARGIN > _SPREAD:
+        raise UserError(
+            f"{where}: mean squares from {squares[0]:.3g} to {squares[1]:.3g} on the calibration text span more than the table's "
+            f"{_SPREAD:g}; give the model a prefix that takes its outliers (prefix in the model's config)"
+        )
+    return unit
+
+
+def _exponential(relative: float) -> Table:
+    """A table that reaches low enough for scores so far below their reference, and 14 above it."""
+    for segments in (64, 128):
+        low = 14.0 - 2 * (segments - 1)
+        if relative * _SCORE_MARGIN > low:
+            return functions.exponential(low, _LARGEST, segments)
+    raise UserError(f"scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches {-low:.0f}")
+
+
+def _activation(config: DecoderConfig, low: float, high: float) -> Table | None:
+    if config.family == "opt":
+        return None
+    if config.family == "gpt2":
+        return functions.gelu(-8.0 if low > -6 and high < 6 else -16.0, 64 if low > -6 and high < 6 else 128, approximate=True)
+    return functions.silu(-48.0, 64, 1) if max(-low, high) * 1.2 < 48 else functions.silu(-96.0, 128, 1)

@@ -1,0 +1,113 @@
+"""Which are the k largest of a row of secret numbers: ranks by comparing all pairs at once.
+
+Each number is opened once (8 bytes); a pair's difference is then public and its mask known to the dealer, so a comparison of
+compare.py costs what comes after its first opening: 16 bytes a pair, 2 rounds. Adding up a number's lost comparisons is local
+and gives its rank, 0 for the largest. One more opening (8 bytes a number) looks up whether the rank is below k.
+
+4 rounds in all and 8 n + 8 n (n - 1) + 8 n bytes for a row of n; XDEAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching
+
+from .base import define
+from .compare import negative, pick, sign_width
+from .dealing import Dealing, Opened, Request, Value
+from .fixed import Fixed
+
+
+def top_k_mask(x: Fixed, k: int, bits: int | None = None) -> Fixed:
+    """1 for the k largest numbers along the last axis, 0 for the others; of equal numbers the first ones are taken.
+
+    Needs differences of raw values in (-2^bits, 2^bits), by default what x's modulus allows. 4 rounds.
+    """
+    if not 0 <= k <= x.shape[-1]:
+        raise ValueError(f"the {k} largest of {x.shape[-1]} numbers; k must be between 0 and that")
+    if k in (0, x.shape[-1]) or not x.raw.size:
+        return Fixed(jnp.full(x.shape, int(k > 0), jnp.int64), 0)
+    return Fixed(top_k_p.bind(x.raw, k=k, width=sign_width(x, bits), modulus=x.modulus), 0)
+
+
+def ranks(dealing: Dealing, x: Opened, width: int) -> Generator[Request, None, Any]:
+    """Shares of how many numbers of each row [..., n] come before each: larger ones, and equal ones of lower index."""
+    n = x.public.shape[-1]
+    masks = dealing.recorder.follow(differences, differences(x.hidden.share), x.hidden)
+    lost, _ = yield from negative(dealing, Opened(differences(x.public) - _ties(n), masks), width)
+    return _ranks(lost, n)
+
+
+def below(
+    dealing: Dealing, rank: Any, k: int, carried: Sequence[Opened] = ()
+) -> Generator[Request, None, tuple[Any, list[Any]]]:
+    """Shares of whether each of `rank` [..., n], integers from 0 to n - 1, is below k, and of that times each of `carried`."""
+    value, depth = Value(rank), (rank.shape[-1] - 1).bit_length()
+    c = yield from dealing.open(value)
+    assert value.mask is not None
+    make = partial(_below_table, depth=depth, k=k)
+    table = dealing.recorder.derive(make, value.mask, *(y.hidden for y in carried))
+    row = pick(table.share, c & ((1 << depth) - 1))
+    return row[..., 0], [y.public * row[..., 0] + row[..., i] for i, y in enumerate(carried, 1)]
+
+
+def _below_table(mask: np.ndarray, *carried: np.ndarray, depth: int, k: int) -> np.ndarray:
+    """[..., 2^depth, 1 + carried] for each value of c: whether c + mask is below k; times each carried."""
+    bit = (np.arange(1 << depth) + mask[..., None] & (1 << depth) - 1 < k).astype(np.int64)
+    return np.stack([bit, *(bit * y[..., None] for y in carried)], -1)
+
+
+def differences(x: Any) -> Any:
+    """[..., n] -> [..., n (n - 1) / 2]: x_i - x_(i + s mod n) by s = 1, 2, ... and then by i, every pair once.
+
+    Row s of the tiled numbers, cut one longer than n, is rotated by s: reshapes, as SPU is slow to gather.
+    """
+    lead, n, half = x.shape[:-1], x.shape[-1], x.shape[-1] // 2
+    tile = np.broadcast_to if isinstance(x, np.ndarray) else jnp.broadcast_to
+    tiled = tile(x[..., None, :], (*lead, half + 2, n)).reshape(*lead, (half + 2) * n)
+    others = tiled[..., : (half + 1) * (n + 1)].reshape(*lead, half + 1, n + 1)[..., 1:, :n]
+    return (x[..., None, :] - others).reshape(*lead, half * n)[..., : n * (n - 1) // 2]
+
+
+def _ties(n: int) -> np.ndarray:
+    """1 where a pair of `differences` has the higher index first, which then loses if the difference is 0."""
+    s, i = np.divmod(np.arange(n * (n - 1) // 2), n)
+    return (i + s + 1 >= n).astype(np.int64)
+
+
+def _ranks(lost: Any, n: int) -> Any:
+    """[..., n] from [..., n (n - 1) / 2]: `lost` is 1 where the first of a pair of `differences` comes after the second."""
+    lead, half = [(0, 0)] * (lost.ndim - 1), n // 2
+    rows = jnp.pad(lost, [*lead, (0, half * n - lost.shape[-1])]).reshape(*lost.shape[:-1], half, n)
+    # Row s - 1 is moved s places up, so that each number's won pairs, too, are in one column: rows one longer are cut one shorter.
+    wide = jnp.pad(rows, [*lead, (0, 0), (1, half)]).reshape(*lost.shape[:-1], half * (n + half + 1))
+    moved = wide[..., : half * (n + half)].reshape(*lost.shape[:-1], half, n + half).sum(-2)
+    won = moved[..., :n] + jnp.pad(moved[..., n:], [*lead, (0, n - half)])
+    second = np.bincount((np.arange(lost.shape[-1]) + np.arange(lost.shape[-1]) // n + 1) % n, minlength=n)
+    return rows.sum(-2) - won + second
+
+
+def on_rows(primitive: Any, args: tuple, axes: tuple, **params: Any) -> tuple[Any, int]:
+    """`vmap` of a primitive of one operand that works along the last axis."""
+    assert axes[0] is not batching.not_mapped
+    return primitive.bind(jnp.moveaxis(args[0], axes[0], 0), **params), 0
+
+
+def _mask(x: Any, *, k: int, width: int, modulus: int) -> Any:
+    n = x.shape[-1]
+    return (_ranks((differences(x) < _ties(n)).astype(jnp.int64), n) < k).astype(jnp.int64)
+
+
+def _dealer(dealing: Dealing, x: Value, *, k: int, width: int, modulus: int) -> Generator[Request, None, Any]:
+    opened = yield from dealing.opened(x, 0, modulus)
+    rank = yield from ranks(dealing, opened, width)
+    mask, _ = yield from below(dealing, rank, k)
+    return mask
+
+
+top_k_p = define("top_k", _mask, _mask, _dealer, lambda args, axes, **params: on_rows(top_k_p, args, axes, **params))
