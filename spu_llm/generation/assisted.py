@@ -22,6 +22,7 @@ from ..models.fixed_block import (
     Angles,
     BlockParams,
     block,
+    encode_angles,
     encode_layer,
     with_reference,
 )
@@ -103,10 +104,7 @@ class AssistedDecoder:
         config = self.decoder.config
         everything = list(zip(self.decoder.params["layers"], self.plan.units, self._calibration.references, strict=True))
         for i, (params, units, reference) in enumerate(progress(everything, "masking weights", "layer")):
-            folded = fold_layer(config, params)
-            if self.plan.block.learned_reference:
-                folded = with_reference(folded, reference)
-            encoded = encode_layer(folded, units)
+            encoded = encode_layer(with_reference(fold_layer(config, params), reference), units)
             placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in encoded._asdict().items()}
             self._layers.append(BlockParams(**{field: name for field, (name, _) in placed.items()}))
             self._layer_slots = BlockParams(**{field: slot for field, (_, slot) in placed.items()})
@@ -118,7 +116,7 @@ class AssistedDecoder:
         if not isinstance(value, Fixed):
             self.session.publish(name, value)
             return name, Slot((), np.int64, public=True)
-        if len(value.shape) == 1:
+        if name.endswith(("bias", "slopes")):
             self.session.share(name, value.raw, "owner")
             return value.with_raw(name), value.with_raw(Slot(value.shape, np.int64))
         operand = self.assisted.mask_operand(name, value.raw, "owner", transposed=True)
@@ -181,9 +179,8 @@ class AssistedDecoder:
 
     def _run_layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         place = self._window(n)
-        values = [np.int64(self.length), place.mask.astype(np.int64)]
-        values += [np.round(angle * 2.0**ANGLE_BITS).astype(np.int64) for angle in (place.cos, place.sin)]
-        names = ["window.start", "window.mask", "window.cos", "window.sin"]
+        values = [np.int64(self.length), place.mask.astype(np.int64), *encode_angles(place.cos, place.sin, self.length)]
+        names = [f"window.{name}" for name in (*Place._fields, *Angles._fields)]
         for name, value in zip(names, values, strict=True):
             self.session.publish(name, value)
         program = self._layer_program(n)
@@ -229,7 +226,7 @@ class AssistedDecoder:
         config, place = self.decoder.config, self._window(n)
         shape = cache_shape(config, self.capacity)
         cache = RowCache(*(Fixed(OperandSlot(part, shape), BITS, self._row_modulus(part)) for part in ("keys", "values")))
-        angles = Angles(*(_public(value.shape) for value in (place.cos, place.sin)))
+        angles = Angles(*(_public(value.shape) for value in encode_angles(place.cos, place.sin, self.length)))
         slots = (
             self._layer_slots,
             Fixed(Slot((n, config.width), np.int64), STREAM_BITS),

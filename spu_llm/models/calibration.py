@@ -40,7 +40,7 @@ class LayerRanges:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The result: one entry a layer. `reference` [width + 1, heads] is a layer's weights and bias."""
+    """The result: one entry a layer. A layer's reference [width + 1 + 2, heads] is weights, bias, and slopes of `place_features`."""
 
     layers: tuple[LayerRanges, ...]
     references: tuple[np.ndarray, ...]
@@ -108,7 +108,7 @@ def _forward(config: DecoderConfig, layer: dict[str, Any], x: jax.Array) -> tupl
     least = jnp.min(jnp.where(causal, scores, -MASKED), -1)
     found = {
         "normed": normed, "log_sum": log_sum, "least": least, "most": jnp.max(jnp.where(causal, scores, MASKED), -1),
-        "first": first[:, 0], "second": second[:, 0], "gate": gate,
+        "first": first[:, 0], "second": second[:, 0], "gate": gate, "position": jnp.arange(n),
     }  # fmt: skip
     return x, found
 
@@ -132,17 +132,27 @@ def _activated(config: DecoderConfig, h: jax.Array) -> jax.Array:
 
 
 def _fit_reference(seen: list[dict[str, np.ndarray]]) -> np.ndarray:
-    """Ridge regression of the log of each head's sum on the normalised input: [width + 1, heads], the bias last."""
-    features = np.concatenate([part["normed"] for part in seen]).astype(np.float64)
-    features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+    """Ridge regression of the log of each head's sum on the normalised input and the position: [width + 1 + 2, heads]."""
+    features = np.concatenate([_features(part) for part in seen])
     target = np.concatenate([part["log_sum"] for part in seen]).astype(np.float64)
     gram = features.T @ features + _RIDGE * np.eye(features.shape[1])
     return np.linalg.solve(gram, features.T @ target)
 
 
+def _features(part: dict[str, np.ndarray]) -> np.ndarray:
+    rows = part["normed"].astype(np.float64)
+    return np.concatenate([rows, np.ones((len(rows), 1)), place_features(part["position"])], axis=1)
+
+
+def place_features(positions: np.ndarray) -> np.ndarray:
+    """[n, 2] what a reference takes from public positions: a sum grows with the number of its terms."""
+    count = np.asarray(positions, np.float64) + 1
+    return np.stack([np.log(count), 1 / count], axis=1)
+
+
 def _ranges(seen: list[dict[str, np.ndarray]], reference: np.ndarray) -> LayerRanges:
     joined = {name: np.concatenate([part[name] for part in seen]) for name in seen[0]}
-    predicted = joined["normed"] @ reference[:-1] + reference[-1]
+    predicted = np.concatenate([_features(part) for part in seen]) @ reference
     relative = np.concatenate([joined["least"] - predicted, joined["most"] - predicted])
     return LayerRanges(
         _range(joined["first"]),

@@ -21,6 +21,7 @@ from ..primitives.fixed import Fixed, encode
 from ..primitives.lookup import lookup
 from ..primitives.norm import NormPlan, norm_dot, unit_factor
 from ..primitives.truncate import truncate
+from .calibration import place_features
 from .config import DecoderConfig
 from .folded import FoldedLayer
 
@@ -41,7 +42,6 @@ class BlockPlan:
     norm: NormPlan
     softmax: SoftmaxPlan
     activation: Table | None  # None: ReLU, by comparison
-    learned_reference: bool = False
 
 
 class BlockParams(NamedTuple):
@@ -57,13 +57,25 @@ class BlockParams(NamedTuple):
     out_bias: Any = None
     up_bias: Any = None
     down_bias: Any = None
+    slopes: Any = None
 
 
 class Angles(NamedTuple):
-    """Rotary angles of n new tokens as public integers with ANGLE_BITS fraction bits, [n, head_width / 2] each."""
+    """What n new tokens' positions give, as public integers.
+
+    cos, sin: rotary angles with ANGLE_BITS fraction bits, [n, head_width / 2] each; features: `place_features` with BITS
+    fraction bits, [n, 2].
+    """
 
     cos: Any
     sin: Any
+    features: Any
+
+
+def encode_angles(cos: np.ndarray, sin: np.ndarray, start: int) -> Angles:
+    """The public integers of tokens from position `start` on, from real rotary angles."""
+    features = place_features(start + np.arange(len(cos)))
+    return Angles(encode(cos, ANGLE_BITS), encode(sin, ANGLE_BITS), encode(features, BITS))
 
 
 def encode_layer(layer: FoldedLayer, units: tuple[float, float]) -> BlockParams:
@@ -86,14 +98,16 @@ def encode_layer(layer: FoldedLayer, units: tuple[float, float]) -> BlockParams:
         bias(layer.out_bias),
         bias(layer.up_bias),
         bias(layer.down_bias),
+        None if layer.slopes is None else Fixed(encode(layer.slopes, BITS), BITS),
     )
 
 
 def with_reference(layer: FoldedLayer, reference: np.ndarray) -> FoldedLayer:
-    """The layer with each head's reference [width + 1, heads] as more outputs beside q, k and v."""
-    qkv = np.concatenate([layer.qkv, reference[:-1]], axis=1)
+    """The layer with each head's reference (see `Calibration`) as more outputs beside q, k and v, and slopes of the position."""
+    width = len(layer.qkv)
+    qkv = np.concatenate([layer.qkv, reference[:width]], axis=1)
     bias = np.zeros(layer.qkv.shape[1]) if layer.qkv_bias is None else layer.qkv_bias
-    return replace(layer, qkv=qkv, qkv_bias=np.concatenate([bias, reference[-1]]))
+    return replace(layer, qkv=qkv, qkv_bias=np.concatenate([bias, reference[width]]), slopes=reference[width + 1 :])
 
 
 def block(
@@ -101,7 +115,7 @@ def block(
 ) -> tuple[Fixed, RowCache]:
     """x [n, width] with STREAM_BITS fraction bits -> the same after the layer, and the cache with n more rows."""
     h = _biased(norm_dot(x, params.qkv, plan.norm, params.attention_unit), params.qkv_bias)
-    q, k, v, reference = _heads(config, plan, h)
+    q, k, v, reference = _heads(config, h, params.slopes, angles)
     if config.rope_base is not None:
         q, k = _rotate(q, angles), _rotate(k, angles)
     mixed, cache = attend(q, k, v, cache, place, plan.softmax, reference)
@@ -120,7 +134,9 @@ def _add(x: Fixed, h: Fixed, kernel: Fixed, bias: Fixed | None) -> Fixed:
     return _biased(x + contract("nk,km->nm", truncate(h, BITS), kernel), bias)
 
 
-def _heads(config: DecoderConfig, plan: BlockPlan, h: Fixed) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
+def _heads(
+    config: DecoderConfig, h: Fixed, slopes: Fixed | None, angles: Angles
+) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
     """q [n, groups, queries, head_width], k, v [n, groups, head_width], and the learned reference [n, groups, queries] if any."""
     n, groups, width = h.shape[0], config.kv_heads, config.head_width
     per = config.heads // groups
@@ -128,8 +144,10 @@ def _heads(config: DecoderConfig, plan: BlockPlan, h: Fixed) -> tuple[Fixed, Fix
     q = h[:, :q_end].reshape(n, groups, per, width)
     k = h[:, q_end:k_end].reshape(n, groups, width)
     v = h[:, k_end:v_end].reshape(n, groups, width)
-    reference = h[:, v_end:].reshape(n, groups, per) if plan.learned_reference else None
-    return q, k, v, reference
+    if slopes is None:
+        return q, k, v, None
+    reference = h[:, v_end:] + Fixed(angles.features @ slopes.raw, STREAM_BITS)
+    return q, k, v, reference.reshape(n, groups, per)
 
 
 def _rotate(x: Fixed, angles: Angles) -> Fixed:

@@ -29,6 +29,7 @@ class FoldedLayer:
     out_bias: Array | None = None
     up_bias: Array | None = None
     down_bias: Array | None = None
+    slopes: Array | None = None  # [2, heads] of a learned softmax reference on the position
 
 
 def fold_layer(config: DecoderConfig, params: Params) -> FoldedLayer:

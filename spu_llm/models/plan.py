@@ -41,9 +41,9 @@ def plan_model(config: DecoderConfig, calibration: Calibration) -> ModelPlan:
     highs = [layer.activation[1] for layer in calibration.layers]
     relative = min(layer.relative[0] for layer in calibration.layers)
     exp = _exponential(relative)
-    softmax = SoftmaxPlan(exp, functions.reciprocal(_LEAST_SUM, 3.98, degree=3), functions.power_of_two(4096))
+    softmax = SoftmaxPlan(exp, functions.reciprocal(_LEAST_SUM, 3.98, degree=3), functions.power_of_two(8192, -3))
     norm = NormPlan(root_table(config.width, 1 / _MARGIN, _SPREAD, config.epsilon, segments=8192))
-    return ModelPlan(BlockPlan(norm, softmax, _activation(config, min(lows), max(highs)), True), units, final)
+    return ModelPlan(BlockPlan(norm, softmax, _activation(config, min(lows), max(highs))), units, final)
 
 
 def _unit(where: str, squares: tuple[float, float]) -> float:

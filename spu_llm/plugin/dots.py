@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise import is_narrow, product
+from .elementwise import product
 from .interpret import Interpreter, rule
 from .values import Secret, Shape, Value, View, is_public
 
@@ -61,5 +61,3 @@ def _letters(numbers: Any, left: int, right: int) -> tuple[str, str, str]:
     free = [x[i] for i in range(left) if i not in (*batch, *summed)] + [y[j] for j in range(right) if j not in (*batch_right, *summed_right)]
     return "".join(x), "".join(y), "".join([x[i] for i in batch] + free)
 
-
-assert is_narrow

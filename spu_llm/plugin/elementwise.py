@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
 from .attention import exponential, subtracted
-from .interpret import RULES, Interpreter, rule
-from .local import choose, compact, entered, widened
+from .interpret import Interpreter, rule
+from .local import choose, compact, widened
 from .masks import clean_parts, masked, refuse_secret_mask, split_mask, union
 from .values import Centred, Chain, Masked, Peak, Secret, Shape, Value, is_public
 
 _KINKED = ("abs", "sign", "max", "min", "clamp", "select_n", "gt", "lt", "ge", "le", "eq", "ne", "floor", "ceil", "round")
 _SMOOTH = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "rsqrt", "sqrt", "cbrt", "sin", "cos", "tan")
-_OTHER = ("add", "sub", "mul", "div", "neg", "integer_pow", "square", "pow", "and", "or", "not", "asinh", "sinh", "cosh", "atan", "is_finite")
+_OTHER = ("add", "add_any", "sub", "mul", "div", "neg", "integer_pow", "square", "pow", "and", "or", "not", "asinh", "sinh", "cosh", "atan", "is_finite")
 
 
 @rule(*_KINKED, *_SMOOTH, *_OTHER)
@@ -175,6 +174,8 @@ def directly(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value], shape:
     shape = tuple(eqn.outvars[0].aval.shape) if shape is None else shape
     name = eqn.primitive.name
     if name not in ARITHMETIC:
+        if interpreter.engine.general:
+            return interpreter.general(eqn, inputs)[0]
         kinds = {np.dtype(value.dtype).kind for value in inputs if isinstance(value, Secret)}
         if kinds <= {"b", "i", "u"}:
             raise refuse_secret_mask(interpreter, eqn)
@@ -294,10 +295,6 @@ def _full(interpreter: Interpreter, secret: Secret, shape: Shape) -> Any:
     return array if secret.shape == shape else interpreter.engine.moved(lambda raw: jnp.broadcast_to(raw, shape), array)
 
 
-def _affine_copy(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value], shape: Shape) -> Secret:
-    return entered(interpreter, eqn, inputs[0])
-
-
 ARITHMETIC: dict[str, Callable[[Interpreter, Any, Sequence[Value], Shape], Secret]] = {
     "add": _add,
     "add_any": _add,
@@ -310,5 +307,3 @@ ARITHMETIC: dict[str, Callable[[Interpreter, Any, Sequence[Value], Shape], Secre
     "max": _maximum,
     "min": _maximum,
 }
-RULES["add_any"] = _elementwise
-assert jax

@@ -1,208 +1,154 @@
-"""A user's function made into a program of the primitives, without touching the function, its libraries or JAX."""
+"""`spu_llm.enable`: of a function, as a decorator, or for a block in which `sim_jax` is left as the user wrote it."""
 
 from __future__ import annotations
 
-import inspect
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import update_wrapper
 from itertools import count
-from functools import partial, update_wrapper
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import enable_x64
+from spu import libspu
+from spu.utils import frontend, simulation
 
-from ..dealer.generator import Dealer, receive
-from ..dealer.store import Counter
 from ..errors import UserError
-from ..primitives.dealing import Dealt, with_material
-from ..runtime.assisted import Assisted, DealtProgram
-from ..runtime.program import Slot
-from . import dots, elementwise, local  # noqa: F401  (they register their rules)
-from .engine import FixedEngine, FloatEngine, Precision
-from .interpret import Interpreter
-from .ranges import Ranges
-from .values import Secret, is_public
-
-
-_PROGRAMS = count()  # a session keeps programs by name, so each needs its own
-
-
-class Plugin:
-    """What `spu_llm.enable` makes of a function."""
-
-    def __init__(
-        self,
-        function: Callable,
-        public: Mapping[str, Any] | None = None,
-        ranges: Ranges | None = None,
-        dealer: bool = True,
-        softmax_reference: str = "max",
-        precision: Precision | None = None,
-    ):
-        if softmax_reference not in ("max", "first"):
-            raise UserError(f"softmax_reference is {softmax_reference!r}; use 'max' or 'first'")
-        self.function = function
-        self.public = dict(public or {})
-        self.ranges = ranges or Ranges()
-        self.dealer = dealer
-        self.softmax_reference = softmax_reference
-        self.precision = precision or Precision()
-        self._traced: dict[Any, Traced] = {}
-        self._keys = (os.urandom(16), os.urandom(16))
-        self._runs = Counter(None)
-        update_wrapper(self, function, updated=())
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def program(self, material: Any, *args: Any, **kwargs: Any) -> Any:
-        """The dealer program: what to hand to SPU. `material` is int64 [words] from `deal`, secret; the rest as in the function."""
-        if material.dtype != jnp.int64:
-            raise UserError(
-                f"material of {self.__name__} arrives as {material.dtype}, which cannot mask 64-bit values; run the call inside "
-                "jax.experimental.enable_x64()"
-            )
-        traced = self.traced(args, kwargs)
-        if material.shape != (traced.dealt.specification.words,):
-            raise UserError(
-                f"material of {self.__name__} has {material.shape[0]} words, but these shapes need "
-                f"{traced.dealt.specification.words}; deal for the arguments of this call"
-            )
-        return traced.tree.unflatten(traced.dealt(material, *jax.tree_util.tree_leaves((args, kwargs))))
-
-    def deal(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Material for one run on arguments of these shapes (values are not looked at): int64 [words], never to be used twice."""
-        specification = self.traced(args, kwargs).dealt.specification
-        run = self._runs.take()
-        dealt = Dealer(self._keys).deal(specification, run)
-        shares = [receive(specification, rank, self._keys[rank], run, message) for rank, message in enumerate(dealt.messages)]
-        return shares[0] + shares[1]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function with the primitives' own arithmetic in plaintext; with `dealer=False`, also what to hand to SPU."""
-        leaves = jax.tree_util.tree_leaves((args, kwargs))
-        if self.dealer and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise UserError(
-                f"{self.__name__} needs material: run spu_fn({self.__name__}.program)({self.__name__}.deal(*args), *args) on SPU, or "
-                "enable it with dealer=False"
-            )
-        traced = self.traced(args, kwargs)
-        if not self.dealer:
-            return traced.tree.unflatten(self._floating(traced, leaves))
-        with enable_x64():
-            out = jax.jit(partial(traced.fixed, plaintext=True))(*map(np.asarray, leaves))
-        return traced.tree.unflatten([np.asarray(each).astype(dtype) for each, dtype in zip(out, traced.dtypes, strict=True)])
-
-    def compile(self, assisted: Assisted, *args: Any, **kwargs: Any) -> DealtProgram:
-        """The program for our own Session, for arguments of these shapes (arrays or anything with `shape` and `dtype`)."""
-        traced = self.traced(args, kwargs)
-        slots = tuple(Slot(tuple(shape.shape), shape.dtype) for shape in traced.shapes)
-
-        def function(*leaves: Any) -> Any:
-            return traced.tree.unflatten(traced.fixed(*leaves))
-
-        name = f"{self.__name__}.{next(_PROGRAMS)}"
-        return assisted.compile(name, function, slots, (None,) * len(traced.dtypes))
-
-    def traced(self, args: tuple, kwargs: dict) -> Traced:
-        """The function for arguments of these shapes; traced afresh the first time, whatever JAX has cached of it."""
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        shapes = [jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)) for leaf in leaves]
-        key = (tree, tuple((shape.shape, str(shape.dtype)) for shape in shapes))
-        if key not in self._traced:
-            self._traced[key] = Traced(self, tree, shapes)
-        return self._traced[key]
-
-    def _floating(self, traced: Traced, leaves: list[Any]) -> list[Any]:
-        return traced.evaluate(FloatEngine(), leaves)
-
-
-class Traced:
-    """A function for one set of shapes."""
-
-    def __init__(self, plugin: Plugin, tree: Any, shapes: list[jax.ShapeDtypeStruct]):
-        self.plugin = plugin
-        self.shapes = shapes
-
-        def flat(*leaves: Any) -> Any:
-            args, kwargs = tree.unflatten(leaves)
-            args, kwargs = _with_public(plugin.function, plugin.public, args, kwargs)
-            return plugin.function(*args, **kwargs)
-
-        with jax.experimental.disable_x64():
-            self.jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
-        self.tree = jax.tree_util.tree_structure(out)
-        self.dtypes = [leaf.dtype for leaf in jax.tree_util.tree_leaves(out)]
-        self._dealt: Dealt | None = None
-
-    @property
-    def dealt(self) -> Dealt:
-        """The dealer program and its material."""
-        if self._dealt is None:
-            with enable_x64():
-                self._dealt = with_material(self.fixed, self.shapes, {}, {})
-        return self._dealt
-
-    def fixed(self, *leaves: Any, plaintext: bool = False) -> tuple[Any, ...]:
-        """The function as fixed-point primitives, from arguments and to results as SPU holds them, or as real numbers."""
-        return tuple(self.evaluate(FixedEngine(self.plugin.ranges, self.plugin.precision, plaintext), leaves))
-
-    def evaluate(self, engine: Any, leaves: Any) -> list[Any]:
-        """Interpret the function in an engine."""
-        interpreter = Interpreter(engine, self.plugin.softmax_reference)
-        secrets = [_argument(engine, leaf, shape) for leaf, shape in zip(leaves, self.shapes, strict=True)]
-        out = []
-        for variable, value in zip(self.jaxpr.jaxpr.outvars, interpreter.run(self.jaxpr, secrets), strict=True):
-            if is_public(value):
-                out.append(jnp.asarray(value))
-            else:
-                secret = interpreter.plain(_Output(variable), value)
-                out.append(engine.leave(secret.array(), variable.aval.dtype))
-        return out
-
-
-class _Output:
-    """Stands for the equation "return" in messages."""
-
-    def __init__(self, variable: Any):
-        self.outvars = [variable]
-        self.primitive = type("Return", (), {"name": "return"})
-        self.source_info = jax._src.source_info_util.current()
-
-
-def _argument(engine: Any, leaf: Any, shape: jax.ShapeDtypeStruct) -> Secret:
-    return Secret(tuple(shape.shape), shape.dtype, partial(engine.enter, leaf))
-
-
-def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-
-
-def _with_public(function: Callable, public: Mapping[str, Any], args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Arguments with the public values in the places of the secret ones of the same names."""
-    if not public:
-        return args, kwargs
-    names = list(inspect.signature(function).parameters)
-    args = tuple(public.get(names[i], arg) if i < len(names) else arg for i, arg in enumerate(args))
-    return args, {**kwargs, **{name: value for name, value in public.items() if name not in names[: len(args)]}}
+from ..primitives.stock import FRACTION_BITS
+from .plugin import Plugin, Traced
 
 
 def enable(function: Callable | None = None, **options: Any) -> Any:
-    """Make a function of JAX or Flax use the primitives."""
-    if function is None:
-        return partial(enable, **options)
-    return Plugin(function, **options)
+    """Make unmodified JAX or Flax code use the primitives. `enable(f)` is a `Plugin`; `enable()` a decorator and a context manager.
+
+    Of a function, or as a decorator, nothing is patched. The material enters as one more secret argument, before the others:
+
+        f = spu_llm.enable(f, ranges=spu_llm.calibrate(f, samples))
+        with jax.experimental.enable_x64():                        # or JAX_ENABLE_X64=1: an int64 must not shrink
+            y = sim_jax(sim, f.program)(f.deal(x, w), x, w)        # the simulator
+        material = dealer_pyu(f.deal)(x_shape, w_shape).to(spu)    # a SecretFlow device; the dealer is a party of its own
+        y = spu(f.program)(material, x, w)
+        program = f.compile(assisted, x, w)                        # our Session
+        assisted.run(program, ("x", "w"), "y")
+
+    As a context manager it replaces `spu.utils.frontend.compile` and `Simulator.__call__` until the block ends, so that a
+    `sim_jax(sim, f)(x, w)` inside deals, adds and uses up material by itself. It holds for all threads of the process.
+
+    `public` gives the values of arguments that every party may know (an attention mask), by name. They are constants of the
+    program. `ranges` come from `calibrate`; without, functions get usual ranges (see ranges.py), which nobody has checked.
+    `softmax_reference` is "max" (about the maximum, by log2(n) openings) or "first" (each row's first score that counts: no
+    opening, right where calibration shows that it is near the maximum). `precision` is a `Precision`. `dealer=False` keeps
+    SPU's own operations, for any of its protocols; only masks are then handled here.
+    """
+    return _Enabling(options) if function is None else Plugin(function, **options)
 
 
-def calibrate(plugin: Plugin | Callable, *samples: tuple, **options: Any) -> Ranges:
-    """Ranges of every site, from running the function in plaintext on sample argument tuples."""
-    if not isinstance(plugin, Plugin):
-        plugin = Plugin(plugin, **options)
-    engine = FloatEngine({})
-    for args in samples:
-        traced = plugin.traced(tuple(args), {})
-        leaves = [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves((tuple(args), {}))]
-        for engine.drift in (-1, 1):
-            traced.evaluate(engine, leaves)
-    return Ranges(dict(engine.seen or {}), engine.largest).widened()
+class _Enabling:
+    """`enable()` without a function."""
+
+    def __init__(self, options: dict[str, Any]):
+        Plugin(_nothing, **options)  # refuses bad options where they are written
+        self._options = options
+        self._saved: list[tuple[Callable, Callable]] = []
+        self._waiting: dict[str, tuple[Plugin, Traced]] = {}
+
+    def __call__(self, function: Callable) -> Plugin:
+        return Plugin(function, **self._options)
+
+    def __enter__(self) -> _Enabling:
+        compile_, call = frontend.compile, simulation.Simulator.__call__
+        self._saved.append((compile_, call))
+        frontend.compile = _same_name(compile_, self._compile)
+        simulation.Simulator.__call__ = _same_name(call, self._caller(call))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        frontend.compile, simulation.Simulator.__call__ = self._saved.pop()
+        self._waiting.clear()
+
+    def _compile(self, kind: Any, function: Callable, args: Any, kwargs: Any, names: Any, visibility: Any, outputs: Any, **more: Any) -> Any:
+        """`frontend.compile` of the function's program, with an input for material after the others."""
+        original = self._saved[-1][0]
+        if kind != frontend.Kind.JAX or _is_ours(function):
+            return original(kind, function, args, kwargs, names, visibility, outputs, **more)
+        plugin, fixed = self._plugin(function, args, more.pop("static_argnums", ()), more.pop("static_argnames", None))
+        args = [arg for i, arg in enumerate(args) if i not in fixed]
+        if not plugin.dealer:
+            return original(kind, plugin, args, kwargs, names, visibility, outputs, **more)
+        leaves = jax.tree_util.tree_leaves((tuple(args), kwargs))
+        if not all(isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float)) for leaf in leaves):
+            raise UserError(
+                "within `with spu_llm.enable()` only sim_jax finds its material by itself; for a Session use enable(f).compile, for a "
+                "SecretFlow device spu(enable(f).program)(material, ...)"
+            )
+        traced = plugin.traced(tuple(args), kwargs)
+        dealt, name = traced.dealt, f"spu_llm.material.{next(_NAMES)}"
+        self._waiting[name] = plugin, traced
+
+        def program(*inputs: Any) -> Any:
+            return traced.tree.unflatten(dealt(inputs[-1], *inputs[:-1]))
+
+        with enable_x64():
+            material = jax.ShapeDtypeStruct((dealt.specification.words,), np.int64)
+            secret = [*visibility, libspu.Visibility.VIS_SECRET]
+            return original(kind, program, [*map(np.asarray, leaves), material], {}, [*names, name], secret, outputs, **more)
+
+    def _plugin(self, function: Callable, args: Any, static: Any, static_names: Any) -> tuple[Plugin, tuple[int, ...]]:
+        """A new plugin for every call, as sim_jax compiles for every call: what the function closes over may have changed."""
+        if static_names:
+            raise UserError("static_argnames is not supported within spu_llm.enable(); bind those arguments with functools.partial")
+        places = (static,) if isinstance(static, int) else tuple(static)
+        if isinstance(function, Plugin):
+            return function, places
+
+        def bound(*rest: Any, **kwargs: Any) -> Any:
+            dynamic = iter(rest)
+            return function(*(args[i] if i in places else next(dynamic) for i in range(len(args))), **kwargs)
+
+        return Plugin(_same_name(function, bound) if places else function, **self._options), places
+
+    def _caller(self, original: Callable) -> Callable:
+        def call(simulator: simulation.Simulator, executable: libspu.Executable, *values: Any) -> Any:
+            plugin, traced = self._waiting.pop(executable.input_names[-1] if executable.input_names else "", (None, None))
+            if plugin is None or traced is None:
+                return original(simulator, executable, *values)
+            check_config(simulator.wsize, simulator.rt_config)
+            with enable_x64():
+                out = original(simulator, executable, *map(np.asarray, values), plugin.deal_for(traced))
+            return [np.asarray(each).astype(dtype) for each, dtype in zip(out, traced.dtypes, strict=True)]
+
+        return call
+
+
+def check_config(parties: int, config: libspu.RuntimeConfig) -> None:
+    """Raise UserError for a runtime that dealer programs are not made for."""
+    wrong = {
+        "protocol": config.protocol != libspu.ProtocolKind.SEMI2K,
+        "field": config.field != libspu.FieldType.FM64,
+        "number of parties": parties != 2,
+        "fxp_fraction_bits": config.fxp_fraction_bits not in (0, FRACTION_BITS),
+    }
+    bad = [name for name, differs in wrong.items() if differs]
+    if bad:
+        raise UserError(
+            f"the {bad[0]} of this simulator is not what dealer programs run on (SEMI2K, FM64, 2 parties, {FRACTION_BITS} fraction bits); "
+            "change it, or use enable(dealer=False)"
+        )
+
+
+_NAMES = count()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_ours(function: Callable) -> bool:
+    return getattr(function, "__module__", None) == "spu_llm.runtime.program" or isinstance(getattr(function, "__self__", None), Plugin)
+
+
+def _same_name(original: Callable, wrapper: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs)
+
+    return update_wrapper(call, original)

@@ -42,7 +42,12 @@ class Site:
 
 
 class Engine(Protocol):
-    """Arithmetic on secret arrays. Public operands are numpy arrays that every party knows."""
+    """Arithmetic on secret arrays. Public operands are numpy arrays that every party knows.
+
+    `general` engines hold real arrays that any equation without a rule can be applied to.
+    """
+
+    general: bool
 
     def plus(self, x: Any, y: Any) -> Any: ...
     def plus_public(self, x: Any, y: np.ndarray) -> Any: ...
@@ -80,6 +85,7 @@ class FixedEngine:
     ranges: Ranges
     precision: Precision
     plaintext: bool = False
+    general: bool = False
     sites: dict[str, Table] = field(default_factory=dict)
 
     def plus(self, x: Fixed, y: Fixed) -> Fixed:
@@ -152,6 +158,7 @@ class FixedEngine:
 
     def enter(self, x: Any) -> Fixed:
         """A secret argument as SPU shares it."""
+        x = jnp.asarray(x)
         if jnp.issubdtype(x.dtype, jnp.floating):
             raw = jnp.round(x.astype(jnp.float64) * 2.0**FRACTION_BITS).astype(jnp.int64) if self.plaintext else as_ring(x)
             return Fixed(raw, FRACTION_BITS)
@@ -261,6 +268,7 @@ class FloatEngine:
 
     seen: dict[str, Span] | None = None
     drift: int = 0
+    general: bool = False
     largest: float = 0.0
 
     def plus(self, x: Any, y: Any) -> Any:
@@ -313,7 +321,7 @@ class FloatEngine:
         return jax.nn.one_hot(x, places, dtype=jnp.float32)
 
     def enter(self, x: Any) -> Any:
-        return x
+        return jnp.asarray(x)
 
     def leave(self, x: Any, dtype: Any) -> Any:
         return x.astype(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,6 +76,8 @@ class Interpreter:
         if name in CONTROL:
             return CONTROL[name](self, eqn, inputs)
         if name not in RULES:
+            if self.engine.general:
+                return self.general(eqn, inputs)
             raise UserError(f"{self.where(eqn)}: {name} of a secret has no rule; rewrite it, or compute it outside the enabled function")
         return [RULES[name](self, eqn, inputs)]
 
@@ -85,8 +88,18 @@ class Interpreter:
             out = eqn.primitive.bind(*subfuns, *(jnp.asarray(value) for value in inputs), **params)
         return list(out) if eqn.primitive.multiple_results else [out]
 
+    def general(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        """An equation as it stands, for SPU to find a way."""
+        arrays = [jnp.asarray(value) if is_public(value) else self.plain(eqn, value).array() for value in inputs]
+        subfuns, params = eqn.primitive.get_bind_params(eqn.params)
+        out = eqn.primitive.bind(*subfuns, *arrays, **params)
+        outs = out if eqn.primitive.multiple_results else [out]
+        return [Secret(tuple(each.shape), each.dtype, partial(_itself, each)) for each in outs]
+
     def where(self, eqn: Any) -> str:
-        """The equation in the user's terms: where in the source it is, and what it computes."""
+        """An equation in the user's terms: where in the source it is, and what it computes. Or what was said instead of one."""
+        if isinstance(eqn, str):
+            return eqn
         shape = "x".join(map(str, eqn.outvars[0].aval.shape)) or "scalar"
         return f"{source_info_util.summarize(eqn.source_info)}, {eqn.primitive.name} -> {shape}"
 
@@ -116,6 +129,10 @@ class Interpreter:
         name = f"{label}[{self.counts[label]}]"
         self.counts[label] += 1
         return Site(name, f"{self.where(eqn)} (site {name})", **more)
+
+
+def _itself(array: Any) -> Any:
+    return array
 
 
 def _closed(jaxpr: Any) -> Any:

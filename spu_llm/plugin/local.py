@@ -30,6 +30,8 @@ def _convert(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Val
     if not isinstance(value, Secret):
         return value
     if jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(target, jnp.floating):
+        if interpreter.engine.general:
+            return interpreter.general(eqn, inputs)[0]
         raise UserError(f"{interpreter.where(eqn)}: a secret real cannot become {np.dtype(target).name}; round it outside the enabled function")
     return Secret(value.shape, target, value.array, value.chain, value.view, value.product, value.bounds)
 

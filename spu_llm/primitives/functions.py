@@ -41,10 +41,11 @@ def reciprocal(low: float, high: float, segments: int = 256, degree: int = 2) ->
     return Table(lambda x: 1 / np.maximum(x, low), lambda x: 1.0 / x, 0.0, segments, width, degree)
 
 
-def power_of_two(segments: int) -> Table:
-    """A power of two near 1 / x on [0, segments - 1], for each unit segment, so that x times it stays below 3."""
+def power_of_two(segments: int, width_bits: int) -> Table:
+    """A power of two near 1 / x for each segment from 0 on, so that x times it lies in [0.7, 3] above the first one."""
+    width = 2.0**width_bits
 
     def power(x: np.ndarray) -> np.ndarray:
-        return 2.0 ** -np.round(np.log2(np.maximum(np.floor(x), 1)))
+        return 2.0 ** -np.round(np.log2(np.maximum(x, width)))
 
-    return Table(power, lambda x: jax.numpy.exp2(-jax.numpy.round(jax.numpy.log2(x))), 0.0, segments, 0, 0)
+    return Table(power, lambda x: jax.numpy.exp2(-jax.numpy.round(jax.numpy.log2(x))), 0.0, segments, width_bits, 0)

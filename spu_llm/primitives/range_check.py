@@ -1,22 +1,23 @@
-"""Proof for the client that values stayed in their ranges, in one opened element for a whole program.
+"""Proof for the client that values stayed in their ranges: one opened element for all lookups of a program.
 
-A value was opened as c = x - r by some protocol; nothing more is opened for it here. With x moved to [0, 2^b), u = -r and both
-cut to the modulus m, z = (c >> b) - (u >> b) + 2^(m-b) [u has its top bit and c has not] is 0 or, by a borrow, 1 exactly if x
-is in range. So z^2 - z is 0, and the sum over all values of w (z^2 - z), with w random, odd and *secret*, is 0 if all are in
-range, and tells nothing of the values if not, but the power of two that divides it: the dealer draws w and
-shares w and its products with what it knows of u, in which the sum is linear. A value up to 2^b above its range may pass, as
-a borrow; one below it, or further above, never does, alone. Several cancel out with a chance of about 2^-30.
+A value was opened as c = x - r by some protocol; nothing more is opened for it here. Move x to [0, 2^b), let u = -r, cut both
+to x's modulus m and let z = (c >> b) - (u >> b), plus 2^(m - b) if u has its top bit and c has not. If x is in range, z is 0
+or, by a borrow, 1, and z^2 - z is 0. The dealer draws odd weights w that nobody else knows and shares w and its products with
+what it knows of u: in these the sum of w (z^2 - z) is linear, so it is local. It is 0 if all values are in range. If not, it
+tells how many twos divide it and nothing else.
 
-x is known modulo 2^m, so x + 2^m passes too: the range must be proven by other means, or fit m with room (two bits, say).
+What 0 proves: every value was in (low - 2^b, low + 2 * 2^b), up to multiples of 2^m. A single one outside is always
+reported; within one width of the range it is with a chance that grows with the distance; several may cancel out with a
+chance of about 2^-30. So a table must cover one width more on both sides, and since x is known modulo 2^m only, more than
+m - 1 bits of x must be impossible for other reasons. In range is never reported.
 
-0 rounds and online bytes. Dealer: 12 bytes an element, or 4 or 8 where m - b is at least 32: there the wrap term of z is 0.
-XMEASURED
+No rounds and no bytes of its own; the client is sent 8 bytes a program. Dealer: 12 bytes an element to one of the parties,
+or 4 or 8 where m - b is at least 32, as the top bits are not needed there. XMEASURED
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from functools import partial
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,12 +27,68 @@ from .base import define
 from .dealing import RING, Dealing, Request, Value, logical_shift
 from .fixed import Fixed
 
-_CHECKED_BITS = 32  # the sum is 0 modulo 2^32 at least: what is left to chance when several values are out of range
+_STRENGTH = 32  # bits of the sum at least: what is left to chance where several values are out of range
 
 
-def out_of_range(x: Fixed, low: float, high: float) -> Fixed:
-    """0 if all of x is in [low, low + 2^b / 2^x.bits), the smallest such range that holds [low, high]; else not 0.
+def out_of_range(x: Fixed, low: float, width_bits: int) -> Fixed:
+    """0 if all of x is in [low, low + 2^width_bits): a number for the client alone; see above for what it proves.
 
-    Shares the opening of the lookup (or other protocol) that x goes into. Add up those of a program and give the sum to the
-    client alone. In plaintext and on stock SPU the number of values out of range.
+    It shares the opening of the protocol that x goes into. Add those of a program up and reveal nothing but the sum. In
+    plaintext and on stock SPU it is the number of values out of range.
     """
+    b = x.bits + width_bits
+    if not 0 <= b <= x.modulus - 2:
+        raise ValueError(f"a range of 2^{b} units cannot be checked modulo 2^{x.modulus}; it must be 1 to 2^{x.modulus - 2}")
+    low_raw = round(low * 2.0**x.bits)
+    params = {"low": low_raw, "b": b, "modulus": x.modulus}
+    return Fixed(out_of_range_p.bind(x.raw, **params) if x.raw.size else jnp.zeros((), jnp.int64), 0)
+
+
+def violation(dealing: Dealing, value: Value, low: int, b: int, modulus: int) -> Generator[Request, None, Any]:
+    """A share of 0 if all of a value, known modulo 2^modulus, is in [low, low + 2^b); for protocols that open it anyway.
+
+    Add these up too, over a program. Needs b <= modulus - 2.
+    """
+    opened = yield from dealing.opened(value, 0, modulus)
+    kept = modulus - b
+    strength = max(kept, _STRENGTH)
+    half = dealing.recorder.uniform(opened.hidden.shape)
+    weight = dealing.recorder.follow(lambda words: 2 * words + 1, 2 * half.share + 1, half)
+
+    def dealt(make: Callable, bits: int = strength) -> Any:
+        """Of the weights, u >> b and the top bit of u."""
+
+        def made(w: np.ndarray, r: np.ndarray) -> np.ndarray:
+            u = _low_bits(-r, modulus)
+            return make(w, logical_shift(u, b), logical_shift(u, modulus - 1))
+
+        return dealing.recorder.derive(made, weight, opened.hidden, modulus=bits).share
+
+    c = _low_bits(opened.public - low, modulus)
+    top = logical_shift(c, b)
+    total = (top * top - top) * weight.share - 2 * top * dealt(lambda w, u, sign: w * u)
+    if kept < strength:
+        wrap, flag = 1 << kept, 1 - logical_shift(c, modulus - 1)
+        by_sign, by_both = dealt(lambda w, u, sign: w * sign), dealt(lambda w, u, sign: w * u * sign)
+        total = total + flag * (wrap * (2 * top + wrap - 1)) * by_sign - flag * (2 * wrap) * by_both
+    rest = dealt(lambda w, u, sign: np.sum(w * (u * u + u)), RING)
+    return (jnp.sum(total) + rest) * (1 << (RING - strength))
+
+
+def _low_bits(x: Any, bits: int) -> Any:
+    return x if bits == RING else x & ((1 << bits) - 1)
+
+
+def _plain(x: Any, *, low: int, b: int, modulus: int) -> Any:
+    return jnp.sum((x < low).astype(jnp.int64) + (x >= low + (1 << b)).astype(jnp.int64))
+
+
+def _dealer(dealing: Dealing, x: Value, *, low: int, b: int, modulus: int) -> Generator[Request, None, Any]:
+    return (yield from violation(dealing, x, low, b, modulus))
+
+
+def _batch(args: tuple, axes: tuple, **params: Any) -> Any:
+    raise NotImplementedError("vmap over a range check: check the whole batch at once")
+
+
+out_of_range_p = define("out_of_range", _plain, _plain, _dealer, _batch)

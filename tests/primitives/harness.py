@@ -44,11 +44,10 @@ def run_dealt(function: Callable, *args: Fixed, operands: Collection[int] = (), 
                 session.share(name, raw, "client")
                 names.append(name)
                 slots.append(arg.with_raw(Slot(raw.shape, np.int64)))
-        shapes = tuple(arg.with_raw(jax.ShapeDtypeStruct(np.shape(arg.raw), np.int64)) for arg in args)
-        with jax.experimental.enable_x64():
-            leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(function, *shapes))
-        outputs = [f"out{i}" for i in range(len(leaves))]
-        program = assisted.compile("tested", lambda *flat: jax.tree_util.tree_leaves(function(*flat)), tuple(slots), (None,) * len(leaves))
+        tree = _result_tree(function, args)
+        outputs = [f"out{i}" for i in range(tree.num_leaves)]
+        keeps = (None,) * tree.num_leaves
+        program = assisted.compile("tested", lambda *flat: jax.tree_util.tree_leaves(function(*flat)), tuple(slots), keeps)
         for number in range(runs):
             before = session.phases[OFFLINE].seconds
             with session.phase(f"online {number}") as online:
@@ -63,3 +62,30 @@ def run_dealt(function: Callable, *args: Fixed, operands: Collection[int] = (), 
 def _signed(x: Fixed) -> Fixed:
     shift = RING_BITS - x.modulus
     return x.with_raw(x.raw << shift >> shift)
+
+
+def run_stock(function: Callable, *args: Fixed, protocol: ProtocolConfig | None = None) -> Any:
+    """function(*args) as stock SPU computes it, without a dealer; its `Fixed` results with their integers revealed."""
+    with Session(protocol or ProtocolConfig()) as session:
+        slots = tuple(arg.with_raw(Slot(np.shape(arg.raw), np.int64)) for arg in args)
+        tree = _result_tree(function, args)
+        program = session.compile("tested", lambda *flat: jax.tree_util.tree_leaves(function(*flat)), slots)
+        names = []
+        for i, arg in enumerate(args):
+            session.share(f"in{i}", np.asarray(arg.raw, np.int64), "client")
+            names.append(arg.with_raw(f"in{i}"))
+        outputs = [f"out{i}" for i in range(tree.num_leaves)]
+        session.run(program, tuple(names), outputs)
+        return tree.unflatten([np.asarray(session.receive(name)) for name in outputs])
+
+
+def run_plain(function: Callable, *args: Fixed) -> Any:
+    """function(*args) in plaintext."""
+    with jax.experimental.enable_x64():
+        return jax.tree_util.tree_map(np.asarray, function(*args))
+
+
+def _result_tree(function: Callable, args: tuple[Fixed, ...]) -> Any:
+    shapes = tuple(arg.with_raw(jax.ShapeDtypeStruct(np.shape(arg.raw), np.int64)) for arg in args)
+    with jax.experimental.enable_x64():
+        return jax.tree_util.tree_structure(jax.eval_shape(function, *shapes))
