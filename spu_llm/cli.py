@@ -68,6 +68,7 @@ def fetch(model: str) -> None:
 @click.option("--model", default="smollm2", show_default=True, help="Name in configs/model, or path of a model's YAML.")
 @click.option("--prompt", required=True, help="The client's secret text.")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="New tokens, at most.")
+@click.option("--ops", default="plugin", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations.")
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
@@ -88,6 +89,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     """
     raw = {
         "model": options["model"],
+        "ops": options["ops"],
         "network": options["network"],
         "protocol": {"name": options["protocol"], "ring": options["ring"], "fraction_bits": options["fraction_bits"]},
         "generation": {
@@ -180,6 +182,9 @@ def _summary(metrics: dict[str, Any]) -> str:
             f", {decode['seconds_per_token']:.1f} s modelled on {network['name']}, set-up {metrics['setup']['seconds']:.0f} s"
         )
     megabytes, messages = decode["bytes_per_token"] / 1e6, decode["messages_per_token"]
+    offline = metrics["offline"]
+    if offline["bytes_per_token"]:
+        compute += f" and {offline['seconds_per_token']:.1f} s dealing {offline['bytes_per_token'] / 1e6:.1f} MB ahead"
     lines = [
         f"{compute}; one party sends {megabytes:.1f} MB in {messages:.0f} messages a token",
         f"{accuracy['top1_agreement']:.0%} of tokens as in plaintext, largest logit error {accuracy['max_logit_error']:.4f}",

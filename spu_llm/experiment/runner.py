@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..generation import Sampler, SecureDecoder, Step, TextStream, generate
+from ..generation import AssistedDecoder, Sampler, SecureDecoder, Step, TextStream, generate
 from ..generation.progress import Progress, silent
 from ..models import Checkpoint, PlainDecoder, load_checkpoint
+from ..models.calibration_file import calibration_for
 from ..models.tokenizer import Tokenizer
 from ..runtime import Phase, Session
+from ..runtime.assisted import offline
 from ..runtime.workspace import workspace
 from .schema import Experiment
 
@@ -60,7 +62,7 @@ def measure(
     checkpoint, tokenizer, prompt, capacity = _prepare(experiment)
     text, steps = TextStream(tokenizer), []
     with Session(experiment.protocol) as session:
-        secure = SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
+        secure = _decoder(session, experiment, checkpoint, capacity, progress)
         secure.set_up(len(prompt), progress)
         sampler = Sampler(experiment.generation.sampling)
         count = experiment.generation.new_tokens
@@ -71,10 +73,20 @@ def measure(
         stream(text.finish())
         phases = dict(session.phases)
     metrics = _metrics(experiment, phases, prompt, steps)
+    metrics["trust"], metrics["failure_probability_per_token"] = secure.trust, secure.failure_probability
     metrics["text"] = text.text
     metrics["accuracy"] = _accuracy(checkpoint, experiment, prompt, steps)
     metrics["peak_rss_bytes"] = _peak_memory()
     return metrics
+
+
+def _decoder(
+    session: Session, experiment: Experiment, checkpoint: Checkpoint, capacity: int, progress: Progress
+) -> SecureDecoder | AssistedDecoder:
+    if experiment.ops == "stock":
+        return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
+    calibration = calibration_for(experiment.model, checkpoint, progress)
+    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix)
 
 
 def make_folder(folder: Path) -> None:
@@ -182,7 +194,7 @@ def _capacity(experiment: Experiment, checkpoint: Checkpoint, prompt: list[int])
 
 def _check_disk(experiment: Experiment, checkpoint: Checkpoint) -> None:
     """Raise UserError before anything starts if the opened weights cannot fit the disk."""
-    if experiment.protocol.name != "SEMI2K":
+    if experiment.protocol.name != "SEMI2K" or experiment.ops == "plugin":
         return
     config = checkpoint.decoder.config
     tables = (1 if config.tied_head else 2) * 2 * config.vocabulary * config.width
@@ -201,6 +213,7 @@ def _check_disk(experiment: Experiment, checkpoint: Checkpoint) -> None:
 def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int], steps: list[Step]) -> dict[str, Any]:
     network = experiment.network
     setup, prefill, decode = (phases.get(name, Phase()) for name in ("setup", "prefill", "decode"))
+    dealt = phases.get(offline("decode"), Phase())
     passes = max(1, len(steps) - 1)
 
     def seconds(phase: Phase) -> float:
@@ -215,7 +228,8 @@ def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int]
         "protocol": experiment.protocol.name,
         "ring": experiment.protocol.ring,
         "fraction_bits": experiment.protocol.fraction_bits,
-        "trust": experiment.protocol.trust,
+        "ops": experiment.ops,
+        "trust": "",
         "network": {
             "name": network.name,
             "bandwidth_mbps": network.bandwidth_mbps,
@@ -241,8 +255,8 @@ def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int]
             for name, phase in (("setup", setup), ("prefill", prefill), ("decode", decode))
         },
         # stock SPU has no offline phase: its triples are made inside the online programs and counted there
-        "offline": {"bytes_per_token": 0, "seconds_per_token": 0.0},
-        "failure_probability_per_token": experiment.protocol.failure_probability,
+        "offline": {"bytes_per_token": dealt.bytes / passes, "seconds_per_token": dealt.seconds / passes},
+        "failure_probability_per_token": 0.0,
     }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import UserError
 from ..generation import SamplingConfig
@@ -31,15 +31,23 @@ class GenerationConfig(BaseModel):
 
 
 class Experiment(BaseModel):
-    """One run. `baseline` holds the settings in which a second run, made in the same go, differs from this one."""
+    """One run: `ops` are SPU's own operations, or the plugin's dealer protocols (SEMI2K, FM64). `baseline` holds the settings in which a second run, made in the same go, differs from this one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: ModelConfig
+    ops: Literal["stock", "plugin"] = "stock"
     protocol: ProtocolConfig = ProtocolConfig()
     network: NetworkProfile
     generation: GenerationConfig
     baseline: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Experiment:
+        if self.ops == "plugin" and (self.protocol.name, self.protocol.ring, self.protocol.world_size) != ("SEMI2K", "FM64", 2):
+            given = f"{self.protocol.name} in {self.protocol.ring} between {self.protocol.world_size} parties"
+            raise ValueError(f"ops plugin runs on SEMI2K in FM64 between 2 parties, not on {given}; change protocol or set ops: stock")
+        return self
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -115,8 +123,9 @@ def _named(kind: str, name: str, folder: Path, place: str) -> dict[str, Any]:
     for path in candidates:
         if len(path.name) < 256 and path.is_file():
             raw = read_yaml(path)
-            if isinstance(raw.get("path"), str):
-                raw["path"] = path.parent / raw["path"]
+            for key in ("path", "calibration"):
+                if isinstance(raw.get(key), str):
+                    raw[key] = path.parent / raw[key]
             return raw
     known = sorted({found.stem for base in (folder, CONFIGS) for found in (base / kind).glob("*.yaml")})
     raise UserError(f"{place}: unknown {kind} {name!r}; known: {', '.join(known)}, or give the path of a .yaml file")

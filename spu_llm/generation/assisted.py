@@ -35,7 +35,7 @@ from ..primitives.fixed import Fixed, encode
 from ..primitives.norm import normalised, unit_factor
 from ..primitives.truncate import truncate
 from ..runtime import Session, Slot
-from ..runtime.assisted import Assisted, DealtProgram, OperandName, OperandSlot
+from ..runtime.assisted import TRUST, Assisted, DealtProgram, OperandName, OperandSlot
 from .progress import Progress, silent
 from .secure import bucket, padded_rows, vocabulary_block
 
@@ -91,6 +91,15 @@ class AssistedDecoder:
         self._run_layers(padded)
         self.length += count
         return self._logits(padded, range(count - 1, count) if last_only else range(count))
+
+    @property
+    def trust(self) -> str:
+        return TRUST
+
+    @property
+    def failure_probability(self) -> float:
+        """Chance that a token is spoilt by a truncation: none, while every value keeps the bound of its site (see `truncate`)."""
+        return 0.0
 
     def roll_back(self, length: int) -> None:
         """Forget all positions from `length` on. Their rows are written again under new masks."""

@@ -71,6 +71,15 @@ class SecureDecoder:
         self.length += count
         return self._logits(padded, range(count - 1, count) if last_only else range(count))
 
+    @property
+    def trust(self) -> str:
+        return self.session.protocol.trust
+
+    @property
+    def failure_probability(self) -> float:
+        """Chance that a token is spoilt by a truncation."""
+        return self.session.protocol.failure_probability
+
     def roll_back(self, length: int) -> None:
         """Forget all positions from `length` on; their cache rows are overwritten by what comes next."""
         if not len(self._prefix) <= length <= self.length:

@@ -22,6 +22,13 @@ from .folded import FoldedLayer, centred_rows, fold_layer
 _RIDGE = 3.0
 MASKED = -1e30
 
+Progress = Callable[[Sequence[Any], str, str], Iterable[Any]]
+
+
+def silent(items: Sequence[Any], what: str, unit: str) -> Iterable[Any]:
+    """No progress shown."""
+    return items
+
 
 @dataclass(frozen=True)
 class LayerRanges:
@@ -52,7 +59,7 @@ def calibrate(
     decoder: Decoder,
     texts: Sequence[Sequence[int]],
     prefix: Sequence[int] = (),
-    progress: Callable[[Iterable[Any], str, str], Iterable[Any]] = lambda items, what, unit: items,
+    progress: Progress = silent,
 ) -> Calibration:
     """Run texts (token ids) through the model in plaintext, layer by layer, each after `prefix`."""
     config = decoder.config

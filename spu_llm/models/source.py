@@ -27,7 +27,10 @@ class PackageSource(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """A model: exactly one of `path` (Hugging Face folder or .gguf) and `package`, and the tokens computed ahead."""
+    """A model: exactly one of `path` (Hugging Face folder or .gguf) and `package`, and the tokens computed ahead.
+
+    `calibration` is a text, one passage a line, on which the owner measures ranges for the plugin's tables.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,6 +38,7 @@ class ModelConfig(BaseModel):
     path: Path | None = None
     package: PackageSource | None = None
     prefix: tuple[int, ...] = ()
+    calibration: Path | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:

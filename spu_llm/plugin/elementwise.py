@@ -33,10 +33,17 @@ def _elementwise(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) ->
         return subtracted(interpreter, eqn, inputs[0], inputs[1])
     if name == "select_n" and is_public(inputs[0]):
         return choose(interpreter, eqn, inputs)
-    if name in ("add", "sub", "mul", "div") and any(_masks(value) for value in inputs):
+    if name in ("add", "sub") and any(map(_masks, _addends(name, inputs))) or any(isinstance(value, Masked) for value in inputs):
         return _of_masked(interpreter, eqn, inputs)
     plain = [value if is_public(value) else interpreter.plain(eqn, value) for value in inputs]
     return chained(interpreter, eqn, plain) or directly(interpreter, eqn, plain)
+
+
+def _addends(name: str, inputs: Sequence[Value]) -> Sequence[Value]:
+    """Inputs of a sum, a public subtrahend with its sign changed."""
+    if name == "sub" and is_public(inputs[1]):
+        return [inputs[0], -np.asarray(inputs[1])]
+    return inputs
 
 
 def _masks(value: Value) -> bool:
@@ -53,17 +60,16 @@ def _of_masked(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> V
         if not isinstance(x, Masked) or not is_public(y) or np.any(np.asarray(y) <= 0):
             raise UserError(f"{interpreter.where(eqn)}: masked scores can be scaled by public positive numbers only; scale before the mask")
         return Masked(_secret(interpreter.apply(eqn, [x.clean, y])[0]), x.hidden)
-    parts, masks = [], []
-    for i, value in enumerate(inputs):
-        if is_public(value):
-            rest, hidden = split_mask(np.asarray(value) if name == "add" or i == 0 else -np.asarray(value))
-            value = rest if name == "add" or i == 0 else -rest
-        else:
-            value, hidden = clean_parts(value)
-            if name == "sub" and i == 1 and hidden is not None:
-                raise UserError(f"{interpreter.where(eqn)}: masked scores cannot be subtracted; apply the mask just before the softmax")
-        parts.append(value)
+    if name not in ("add", "sub") or (name == "sub" and isinstance(inputs[1], Masked)):
+        interpreter.plain(eqn, next(value for value in inputs if isinstance(value, Masked)))
+    parts: list[Value] = []
+    masks: list[np.ndarray | None] = []
+    for value in _addends(name, inputs):
+        rest, hidden = split_mask(np.asarray(value)) if is_public(value) else clean_parts(value)
+        parts.append(rest)
         masks.append(hidden)
+    if name == "sub" and is_public(inputs[1]):
+        parts[1] = -parts[1]
     return masked(_secret(interpreter.apply(eqn, parts)[0]), union(shape, *masks))
 
 
@@ -107,7 +113,8 @@ def _uniform(value: Value) -> np.ndarray | None:
 
 
 def _refuse_mask(interpreter: Interpreter, eqn: Any, numbers: Sequence[Any]) -> None:
-    if eqn.primitive.name == "select_n" and any(split_mask(np.asarray(number))[1] for number in numbers):
+    """A secret that chooses, or is multiplied by, a number that hides."""
+    if eqn.primitive.name in ("select_n", "mul", "div") and any(split_mask(-np.abs(number))[1] for number in numbers):
         raise refuse_secret_mask(interpreter, eqn)
 
 
@@ -176,8 +183,8 @@ def directly(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value], shape:
     if name not in ARITHMETIC:
         if interpreter.engine.general:
             return interpreter.general(eqn, inputs)[0]
-        kinds = {np.dtype(value.dtype).kind for value in inputs if isinstance(value, Secret)}
-        if kinds <= {"b", "i", "u"}:
+        decides = inputs[:1] if name == "select_n" else inputs
+        if all(np.dtype(value.dtype).kind in "biu" for value in decides if isinstance(value, Secret)):
             raise refuse_secret_mask(interpreter, eqn)
         raise UserError(f"{interpreter.where(eqn)}: {name} of different secrets has no rule; rewrite it with sums, products and functions of one value")
     return ARITHMETIC[name](interpreter, eqn, inputs, shape)

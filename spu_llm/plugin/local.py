@@ -43,7 +43,7 @@ def _broadcast(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> V
     if isinstance(value, Peak):
         return Peak(value.scores, value.axes, shape, value.steady)
     if isinstance(value, Masked):
-        return rearranged(interpreter, eqn, value)
+        return rearranged(interpreter, eqn, [value])
     secret = interpreter.plain(eqn, value)
     source, inner = (secret, secret.shape) if secret.view is None else (secret.view.source, secret.view.ones)
     ones = [1] * len(shape)
@@ -58,7 +58,7 @@ def _reshape(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Val
     if isinstance(value, Peak):
         return Peak(value.scores, value.axes, shape, value.steady)
     if isinstance(value, Masked):
-        return rearranged(interpreter, eqn, value)
+        return rearranged(interpreter, eqn, [value])
     secret = interpreter.plain(eqn, value)
     lazy = secret.view is not None or (secret.chain is not None and secret.made is None)
     ones = _same_but_ones(secret, shape) if lazy else None
@@ -96,8 +96,8 @@ def compact(interpreter: Interpreter, secret: Secret) -> tuple[Any, Shape]:
 
 @rule("transpose", "slice", "rev", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate")
 def _move(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Value:
-    if isinstance(inputs[0], Masked):
-        return rearranged(interpreter, eqn, inputs[0], *inputs[1:])
+    if any(isinstance(value, Masked) for value in inputs):
+        return rearranged(interpreter, eqn, inputs)
     places = {"dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1}.get(eqn.primitive.name, len(inputs))
     if eqn.primitive.name == "gather" and not is_public(inputs[1]):
         from .gather import at_secret_places

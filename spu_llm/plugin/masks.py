@@ -6,8 +6,10 @@ and remembered, and become a product with zeros and ones after the exponential. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
@@ -43,14 +45,19 @@ def union(shape: tuple[int, ...], *masks: np.ndarray | None) -> np.ndarray:
     return hidden
 
 
-def rearranged(interpreter: Interpreter, eqn: Any, value: Masked, *indices: Value) -> Masked:
-    """A rearrangement of masked scores: done to scores and mask alike."""
-    if not all(is_public(index) for index in indices):
-        raise UserError(f"{interpreter.where(eqn)}: masked scores can be combined and taken apart at public places only")
-    full = np.broadcast_to(value.hidden, value.shape)
-    clean = interpreter.apply(eqn, [value.clean, *indices])[0]
-    hidden = np.asarray(interpreter.public(eqn, [full, *indices])[0])
-    return Masked(clean, hidden)
+def rearranged(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Masked:
+    """A rearrangement of values of which some are masked scores: done to scores and mask alike."""
+    clean = interpreter.apply(eqn, [clean_parts(value)[0] for value in inputs])[0]
+    return Masked(clean, np.asarray(interpreter.public(eqn, [_hidden_of(interpreter, eqn, value) for value in inputs])[0]))
+
+
+def _hidden_of(interpreter: Interpreter, eqn: Any, value: Value) -> Value:
+    """The mask of scores at their shape; an index as it is."""
+    if isinstance(value, Masked):
+        return np.broadcast_to(value.hidden, value.shape)
+    if not is_public(value):
+        return np.zeros(interpreter.plain(eqn, value).shape, bool)
+    return np.zeros(np.shape(value), bool) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 
 def refuse_secret_mask(interpreter: Interpreter, eqn: Any) -> UserError:

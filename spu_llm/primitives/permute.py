@@ -4,7 +4,7 @@ The dealer shares the permutation as one-hot rows, a distributed point function 
 each party). For x opened as c + [r], a permuted x is [P] c + [P r]: local but for the opening, which other protocols may
 share; P r is 8 bytes an element from the dealer. The same permutation serves any number of arrays, and its inverse too.
 
-XMEASURED
+[256, 64]: 131 KB in 1 message, 197 KB of dealer bytes (66 KB for the permutation), 10 ms online and 4 ms offline.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .fixed import Fixed
 def permutation(n: int, keys: Fixed | None = None) -> Fixed:
     """A secret permutation matrix [n, n] for `permute`: row i has its 1 where result i comes from. No round of its own.
 
-    The dealer draws it. Without a dealer it is the order of the secret `keys` [n], which must then be given: sums of random
-    numbers below 2^61 of each party, as stock SPU makes no randomness that no party knows. In plaintext the same, or the
-    identity.
+    The dealer draws it and `keys` are not looked at. Without a dealer it is the order of these secret numbers [n], which must
+    then be given, as stock SPU makes no randomness that no party knows: the sum of random numbers below 2^61 of each party. In
+    plaintext it is their order, too, or without them the identity.
     """
     return Fixed(permutation_p.bind(*([] if keys is None else [keys.raw]), n=n), 0)
 
@@ -76,13 +76,13 @@ def _permute_plain(order: Any, x: Any, *, inverse: bool, modulus: int) -> Any:
     return (order.T if inverse else order) @ x
 
 
-def _permute_dealer(
-    dealing: Dealing, order: Value, x: Value, *, inverse: bool, modulus: int
-) -> Generator[Request, None, Any]:
+def _permute_dealer(dealing: Dealing, order: Value, x: Value, *, inverse: bool, modulus: int) -> Generator[Request, None, Any]:
     def moved(draws: np.ndarray, rows: np.ndarray) -> np.ndarray:
         by = _order(draws)
         return rows[np.argsort(by) if inverse else by]
 
+    if "draws" not in order.views:
+        raise UserError("permute with a matrix that is not, unchanged, from permutation(): the dealer does not know its order")
     opened = yield from dealing.opened(x, 0, modulus)
     hidden = dealing.recorder.derive(moved, order.views["draws"], opened.hidden)
     matrix = order.share.T if inverse else order.share

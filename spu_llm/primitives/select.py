@@ -4,7 +4,7 @@ c = index - mask is opened (8 bytes). The dealer shares the one-hot of the mask 
 rows, as a distributed point function of about 16 d bytes to each party; rotated by the public c it is the one-hot of the
 index, which is local. The product with the table opens the one-hot: 8 bytes a row of the table for each index.
 
-XMEASURED
+For a table [256, 64] that is an operand: 2 messages and 2 KB an index, 0.8 KB of dealer bytes, 1.3 ms online, 1.5 ms offline.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ def split_ids(ids: np.ndarray, rows: int) -> np.ndarray:
 
 def rotated_one_hot(dealing: Dealing, index: Value, size: int) -> Generator[Request, None, Any]:
     """Shares of the one-hot rows [..., size] of an index: the mask's one-hot, moved up by the opened difference."""
-    c = yield from dealing.open(index)
-    assert index.mask is not None
+    opened = yield from dealing.opened(index)
     period = 1 << (size - 1).bit_length()
-    rows = dealing.recorder.one_hot(lambda mask: mask & (period - 1), period, index.mask).share
-    flat = _rotated(rows.reshape(-1, period), c.reshape(-1) & (period - 1))
-    return flat[:, :size].reshape(*c.shape, size)
+    rows = dealing.recorder.one_hot(lambda mask: mask & (period - 1), period, opened.hidden).share
+    flat = _rotated(rows.reshape(-1, period), opened.public.reshape(-1) & (period - 1))
+    return flat[:, :size].reshape(*opened.public.shape, size)
 
 
 def _rotated(rows: Any, places: Any) -> Any:
@@ -89,8 +88,9 @@ def _rotated(rows: Any, places: Any) -> Any:
         return rows
     twice = jnp.concatenate([rows, rows], 1)
     start = (period - places).astype(jnp.uint64)  # unsigned: no code for negative ones
-    moved = [jax.lax.dynamic_slice(twice[i], (start[i],), (period,)) for i in range(len(rows))]
-    return jnp.concatenate([jnp.concatenate(moved[i : i + 64]).reshape(-1, period) for i in range(0, len(moved), 64)])
+    slices = [jax.lax.dynamic_slice(twice[i], (start[i],), (period,)) for i in range(len(rows))]
+    # In parts, and not of one axis, so that they stay apart: a concatenation of a hundred would not be proven local.
+    return jnp.concatenate([jnp.concatenate(slices[i : i + 64]).reshape(-1, period) for i in range(0, len(slices), 64)])
 
 
 def _plain(index: Any, *, size: int) -> Any:

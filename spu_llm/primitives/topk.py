@@ -1,21 +1,22 @@
 """Which are the k largest of a row of secret numbers: ranks by comparing all pairs at once.
 
-Each number is opened once (8 bytes); a pair's difference is then public and its mask known to the dealer, so a comparison of
-compare.py costs what comes after its first opening: 16 bytes a pair, 2 rounds. Adding up a number's lost comparisons is local
-and gives its rank, 0 for the largest. One more opening (8 bytes a number) looks up whether the rank is below k.
+Each number is opened once (8 bytes). A pair's difference is then opened, too, under a mask that the dealer knows, so that a
+comparison (compare.py) costs what comes after its first opening: 2 rounds, 16 bytes a pair. Adding up a number's lost
+comparisons is local and gives its rank, 0 for the largest. One more opening (8 bytes a number) looks up whether that is below k.
 
-4 rounds in all and 8 n + 8 n (n - 1) + 8 n bytes for a row of n; XDEAL.
+4 rounds and 8 (n^2 + n) bytes a row of n, 3 rounds and half of it up to 24 bits. For 64 (256) numbers of 39 bits: 33 (526) KB,
+0.7 (11) MB of dealer bytes, 0.04 (0.26) s online and 0.01 (0.5) s offline on two busy cores. Fewer bits are worth having.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import batching
+from jax.core import Primitive
 
 from .base import define
 from .compare import negative, pick, sign_width
@@ -43,9 +44,7 @@ def ranks(dealing: Dealing, x: Opened, width: int) -> Generator[Request, None, A
     return _ranks(lost, n)
 
 
-def below(
-    dealing: Dealing, rank: Any, k: int, carried: Sequence[Opened] = ()
-) -> Generator[Request, None, tuple[Any, list[Any]]]:
+def below(dealing: Dealing, rank: Any, k: int, carried: Sequence[Opened] = ()) -> Generator[Request, None, tuple[Any, list[Any]]]:
     """Shares of whether each of `rank` [..., n], integers from 0 to n - 1, is below k, and of that times each of `carried`."""
     value, depth = Value(rank), (rank.shape[-1] - 1).bit_length()
     c = yield from dealing.open(value)
@@ -92,10 +91,8 @@ def _ranks(lost: Any, n: int) -> Any:
     return rows.sum(-2) - won + second
 
 
-def on_rows(primitive: Any, args: tuple, axes: tuple, **params: Any) -> tuple[Any, int]:
-    """`vmap` of a primitive of one operand that works along the last axis."""
-    assert axes[0] is not batching.not_mapped
-    return primitive.bind(jnp.moveaxis(args[0], axes[0], 0), **params), 0
+def _batch(args: tuple, axes: tuple, **params: Any) -> tuple[Any, int]:
+    return top_k_p.bind(jnp.moveaxis(args[0], axes[0], 0), **params), 0
 
 
 def _mask(x: Any, *, k: int, width: int, modulus: int) -> Any:
@@ -110,4 +107,4 @@ def _dealer(dealing: Dealing, x: Value, *, k: int, width: int, modulus: int) -> 
     return mask
 
 
-top_k_p = define("top_k", _mask, _mask, _dealer, lambda args, axes, **params: on_rows(top_k_p, args, axes, **params))
+top_k_p: Primitive = define("top_k", _mask, _mask, _dealer, _batch)

@@ -1,7 +1,7 @@
 """A session with a dealer: programs whose protocols run on correlated randomness from a third party.
 
 The dealer is an object of this process here, as the parties are threads of it; it is handed specifications and position
-numbers only. Its messages go to the parties before each run and are booked to phase "offline".
+numbers only. Its messages go to the parties before each run and are booked to a phase of their own (`offline`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from .program import Program, Slot
 from .session import Session
 from .trust import check_trust
 
-OFFLINE = "offline"
+TRUST = "third-party dealer, which sees no input, weight or opening, and colludes with neither party"
+
+
+def offline(phase: str) -> str:
+    """The phase to which the dealing of material for another phase is booked."""
+    return f"{phase}, offline"
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ class Assisted:
 
     def _supply(self, specification: Specification, masks: dict[str, np.ndarray], publics: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Deal one run's material, send it to the parties, and have them make their shares of the material vector."""
-        with self.session.phase(OFFLINE) as phase:
+        with self.session.phase(offline(self.session.current_phase)) as phase:
             run = self._counter.take()
             start = time.perf_counter()
             dealt = self._dealer.deal(specification, run, masks, publics)

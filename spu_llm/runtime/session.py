@@ -108,6 +108,10 @@ class Session:
             party.close(0.1 if self._failed else _CLOSE_TIMEOUT)
         self.parties = []
 
+    @property
+    def current_phase(self) -> str:
+        return self._phase
+
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
         """Book what happens inside to `name` (set-up, prefill, decode, ...)."""

@@ -1,0 +1,71 @@
+"""Calibrations on disk: measured once for a checkpoint, a text and a prefix, then kept in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ..errors import UserError
+from .calibration import Calibration, LayerRanges, Progress, calibrate, silent
+from .checkpoint import Checkpoint
+from .source import ModelConfig, cache_folder
+
+_FORMAT = 1
+_LONGEST = 160  # tokens of one text; longer ones are cut
+
+
+def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progress = silent) -> Calibration:
+    """The calibration of a model on its config's text, measured now if it was not before.
+
+    Raises UserError where the model names no text or the text cannot be read.
+    """
+    if model.calibration is None:
+        raise UserError(f"model {model.name}: ops plugin needs a text to calibrate its tables on; set calibration in the model's config")
+    try:
+        text = model.calibration.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{model.calibration}: the calibration text cannot be read ({error}); correct calibration") from None
+    if checkpoint.tokenizer is None:
+        raise UserError(f"model {model.name}: calibration needs its tokenizer; add tokenizer.json to its folder")
+    texts = [checkpoint.tokenizer.encode(line)[:_LONGEST] for line in text.splitlines() if line.strip()]
+    kept = cache_folder() / f"calibration-{_digest(model, text)}.safetensors"
+    found = _load(kept)
+    if found is None:
+        found = calibrate(checkpoint.decoder, [ids for ids in texts if ids], model.prefix, progress)
+        _save(kept, found)
+    return found
+
+
+def _digest(model: ModelConfig, text: str) -> str:
+    path = model.locate()
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps([_FORMAT, stats, list(model.prefix), text]).encode()).hexdigest()[:16]
+
+
+def _save(path: Path, calibration: Calibration) -> None:
+    """Write the file whole or not at all. The references in it are the owner's secret, as the model is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    ranges = [astuple(layer) for layer in calibration.layers]
+    facts = json.dumps({"layers": ranges, "final": calibration.final_squares, "tokens": calibration.tokens})
+    save_file({f"reference.{i}": value for i, value in enumerate(calibration.references)}, part, {"calibration": facts})
+    part.replace(path)
+
+
+def _load(path: Path) -> Calibration | None:
+    """What was kept; None where there is nothing, or nothing whole."""
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = json.loads(file.metadata()["calibration"])
+            references = tuple(file.get_tensor(f"reference.{i}") for i in range(len(facts["layers"])))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    layers = tuple(LayerRanges(*(tuple(pair) for pair in layer)) for layer in facts["layers"])
+    return Calibration(layers, references, tuple(facts["final"]), facts["tokens"])
