@@ -140,7 +140,7 @@ def bench() -> None:
 @click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads (llama only).  [default: as --heads]")
 @click.option("--ffn", default=3072, show_default=True, type=click.IntRange(1))
 @click.option("--context", default=64, show_default=True, type=click.IntRange(1), help="Positions in the cache already.")
-@click.option("--ops", default="stock", show_default=True, type=click.Choice(["stock"]), help="stock: SPU's own operations.")
+@click.option("--ops", default="stock", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations; plugin runs both.")
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Timed passes; the median is printed.")
@@ -154,17 +154,19 @@ def layer(
     \b
     Examples:
       spu-llm bench layer --family gpt2 --width 768 --heads 12 --ffn 3072 --context 64 --json
+      spu-llm bench layer --ops plugin --context 1024
       spu-llm bench layer --family llama --width 576 --heads 9 --kv-heads 3 --ffn 1536 --json
     """
     if kv_heads not in (None, heads) and family != "llama":
         raise UserError(f"--kv-heads {kv_heads}: {family} has as many key/value heads as heads; leave it out")
     shape = LayerShape(family, width, heads, kv_heads or heads, ffn, context)
-    result = {"ops": ops, **bench_layer(shape, ProtocolConfig.model_validate({"name": protocol, "ring": ring}), repeats)}
+    result = {"ops": ops, **bench_layer(shape, ProtocolConfig.model_validate({"name": protocol, "ring": ring}), repeats, ops)}
     if as_json:
         click.echo(json.dumps(result))
     else:
-        for key in ("bytes", "messages", "seconds", "max_error", "failure_probability", "trust"):
-            click.echo(f"{key:20} {result[key]}")
+        for key in ("bytes", "messages", "seconds", "max_error", "failure_probability", "dealer_bytes", "trust"):
+            beside = f"   (stock {result['stock'].get(key, '-')})" if "stock" in result and key != "trust" else ""
+            click.echo(f"{key:20} {result.get(key, 0)}{beside}")
 
 
 def _stream(text: str) -> None:

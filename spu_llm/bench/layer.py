@@ -16,6 +16,7 @@ from ..models.cache import LayerCache, Window, cache_shape, window
 from ..models.config import DecoderConfig
 from ..models.decoder import FAMILIES, Decoder, path_name
 from ..runtime import ProtocolConfig, Session, Slot
+from .plugin_layer import bench_plugin_layer
 
 _SEED = 0
 
@@ -40,15 +41,28 @@ class LayerShape:
             raise UserError(f"bench layer: {error}; change --width, --heads or --kv-heads") from None
 
 
-def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int) -> dict[str, Any]:
-    """Run the layer on stock SPU with cached weights; figures are of one pass after set-up.
+def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: str = "stock") -> dict[str, Any]:
+    """Run the layer on stock SPU with cached weights or on the plugin, stock SPU beside it; figures of one pass after set-up.
 
+    The plugin's error is that of the output without its mean where the family's norms subtract it: its stream is centred.
     Weights are normal with deviation 0.04, inputs standard normal, cached keys small and cached values standard normal.
     """
     config = shape.config()
     decoder = Decoder(config, {})
     params, x, cache = _inputs(config, shape.context)
     place = window(config, shape.context, 1, shape.context + 1)
+    stock = _stock(decoder, params, x, cache, place, protocol, repeats)
+    if ops == "stock":
+        return stock
+    found, y = bench_plugin_layer(config, params, x, cache, place, repeats)
+    want = _reference(decoder, params, x, cache, place)
+    want = want if shape.family == "llama" else want - want.mean(-1, keepdims=True)
+    return {**found, "max_error": float(np.abs(y - want).max()), "stock": stock}
+
+
+def _stock(
+    decoder: Decoder, params: Any, x: np.ndarray, cache: LayerCache, place: Window, protocol: ProtocolConfig, repeats: int
+) -> dict[str, Any]:
     with Session(protocol) as session:
         names = _share(session, params, x, cache, place)
         slots = jax.tree_util.tree_map(lambda value: Slot(value.shape), (params, x, cache))

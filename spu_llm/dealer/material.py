@@ -78,7 +78,7 @@ class Pointed:
 
 @dataclass(frozen=True)
 class Operand:
-    """A mask that outlives a program (of a weight, or of cache rows). Its shares are program inputs; the dealer knows it by name."""
+    """A mask that outlives a program (of a weight, or of cache rows). Its shares are program inputs; the dealer knows its name."""
 
     shape: Shape
     name: str

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def measure(
         stream(text.finish())
         phases = dict(session.phases)
     metrics = _metrics(experiment, phases, prompt, steps)
+    metrics["ranges"] = _ranges(secure)
     metrics["trust"], metrics["failure_probability_per_token"] = secure.trust, secure.failure_probability
     metrics["text"] = text.text
     metrics["accuracy"] = _accuracy(checkpoint, experiment, prompt, steps)
@@ -85,8 +87,14 @@ def _decoder(
 ) -> SecureDecoder | AssistedDecoder:
     if experiment.ops == "stock":
         return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
-    calibration = calibration_for(experiment.model, checkpoint, progress)
-    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix)
+    calibration, ranges = calibration_for(experiment.model, checkpoint, progress)
+    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges)
+
+
+def _ranges(decoder: SecureDecoder | AssistedDecoder) -> dict[str, Any] | None:
+    """How the plugin's tables and truncations fared on the calibration text; stock SPU has no such bounds."""
+    report = decoder.ranges if isinstance(decoder, AssistedDecoder) else None
+    return None if report is None else {**asdict(report), "outside_share_at_most": report.bound}
 
 
 def make_folder(folder: Path) -> None:

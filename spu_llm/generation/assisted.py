@@ -29,6 +29,7 @@ from ..models.fixed_block import (
 from ..models.folded import centred_rows, fold_layer
 from ..models.plain import PlainDecoder
 from ..models.plan import plan_model
+from ..models.plan_check import RangeReport
 from ..primitives.attention import Place, RowCache
 from ..primitives.contract import contract
 from ..primitives.fixed import Fixed, encode
@@ -52,7 +53,15 @@ class AssistedDecoder:
     both is uniformly masked (docs/leakage.md).
     """
 
-    def __init__(self, session: Session, decoder: Decoder, calibration: Calibration, capacity: int, prefix: Sequence[int] = ()):
+    def __init__(
+        self,
+        session: Session,
+        decoder: Decoder,
+        calibration: Calibration,
+        capacity: int,
+        prefix: Sequence[int] = (),
+        ranges: RangeReport | None = None,
+    ):
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
         self.session = session
@@ -61,6 +70,7 @@ class AssistedDecoder:
         self.capacity = capacity
         self.length = len(prefix)
         self.plan = plan_model(decoder.config, calibration)
+        self.ranges = ranges
         self._calibration = calibration
         self._prefix = list(prefix)
         self._block_rows = vocabulary_block(decoder, session.protocol)

@@ -14,16 +14,21 @@ from safetensors.numpy import save_file
 from ..errors import UserError
 from .calibration import Calibration, LayerRanges, Progress, calibrate, silent
 from .checkpoint import Checkpoint
+from .plan import plan_model
+from .plan_check import RangeReport, check_plan
 from .source import ModelConfig, cache_folder
 
-_FORMAT = 1
+_FORMAT = 2
 _LONGEST = 160  # tokens of one text; longer ones are cut
+_CHECKED = 48  # tokens that the fixed-point layers are tried on
 
 
-def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progress = silent) -> Calibration:
-    """The calibration of a model on its config's text, measured now if it was not before.
+def calibration_for(
+    model: ModelConfig, checkpoint: Checkpoint, progress: Progress = silent
+) -> tuple[Calibration, RangeReport]:
+    """The calibration of a model on its config's text and how its plan fared, measured now if that was not done before.
 
-    Raises UserError where the model names no text or the text cannot be read.
+    Raises UserError where the model names no text, the text cannot be read, or a value leaves its bound on it.
     """
     if model.calibration is None:
         raise UserError(f"model {model.name}: ops plugin needs a text to calibrate its tables on; set calibration in the model's config")
@@ -37,8 +42,11 @@ def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progre
     kept = cache_folder() / f"calibration-{_digest(model, text)}.safetensors"
     found = _load(kept)
     if found is None:
-        found = calibrate(checkpoint.decoder, [ids for ids in texts if ids], model.prefix, progress)
-        _save(kept, found)
+        calibration = calibrate(checkpoint.decoder, [ids for ids in texts if ids], model.prefix, progress)
+        plan = plan_model(checkpoint.decoder.config, calibration)
+        report = check_plan(checkpoint.decoder, calibration, plan, max(texts, key=len)[:_CHECKED], model.prefix, progress)
+        found = calibration, report
+        _save(kept, *found)
     return found
 
 
@@ -49,17 +57,17 @@ def _digest(model: ModelConfig, text: str) -> str:
     return hashlib.sha256(json.dumps([_FORMAT, stats, list(model.prefix), text]).encode()).hexdigest()[:16]
 
 
-def _save(path: Path, calibration: Calibration) -> None:
+def _save(path: Path, calibration: Calibration, report: RangeReport) -> None:
     """Write the file whole or not at all. The references in it are the owner's secret, as the model is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     ranges = [astuple(layer) for layer in calibration.layers]
-    facts = json.dumps({"layers": ranges, "final": calibration.final_squares, "tokens": calibration.tokens})
+    facts = json.dumps({"layers": ranges, "final": calibration.final_squares, "tokens": calibration.tokens, "report": astuple(report)})
     save_file({f"reference.{i}": value for i, value in enumerate(calibration.references)}, part, {"calibration": facts})
     part.replace(path)
 
 
-def _load(path: Path) -> Calibration | None:
+def _load(path: Path) -> tuple[Calibration, RangeReport] | None:
     """What was kept; None where there is nothing, or nothing whole."""
     try:
         with safe_open(path, "numpy") as file:
@@ -68,4 +76,4 @@ def _load(path: Path) -> Calibration | None:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     layers = tuple(LayerRanges(*(tuple(pair) for pair in layer)) for layer in facts["layers"])
-    return Calibration(layers, references, tuple(facts["final"]), facts["tokens"])
+    return Calibration(layers, references, tuple(facts["final"]), facts["tokens"]), RangeReport(*facts["report"])

@@ -55,7 +55,9 @@ def exponential(interpreter: Interpreter, eqn: Any, value: Masked | Centred) -> 
 def exact_maximum(interpreter: Interpreter, eqn: Any, peak: Peak) -> Secret:
     """The maximum itself, for whatever else it is used: a tree of comparisons, 3 rounds a level."""
     if isinstance(peak.scores, Masked):
-        raise UserError(f"{interpreter.where(eqn)}: the maximum of masked scores is used other than to steady a softmax; use jax.nn.softmax")
+        raise UserError(
+            f"{interpreter.where(eqn)}: the maximum of masked scores is used other than to steady a softmax; use jax.nn.softmax"
+        )
     scores, engine = peak.scores, interpreter.engine
     kept = tuple(size for i, size in enumerate(scores.shape) if i not in peak.axes)
 

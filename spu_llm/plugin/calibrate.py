@@ -47,6 +47,6 @@ def _check_inside(seen: dict[str, Span], ranges: Ranges) -> None:
         given = ranges.at(site, "the sample")
         if given and not (given[0] <= low and high <= given[1]):
             raise UserError(
-                f"{site}: the sample reaches [{low:g}, {high:g}], outside its range [{given[0]:g}, {given[1]:g}]; calibrate with this "
-                "sample among the others"
+                f"{site}: the sample reaches [{low:g}, {high:g}], outside its range [{given[0]:g}, {given[1]:g}]; calibrate with "
+                "this sample among the others"
             )

@@ -15,7 +15,7 @@ from .values import Secret, Shape, Value, View, is_public
 @rule("dot_general")
 def _dot(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Value:
     x, y = (value if is_public(value) else interpreter.plain(eqn, value) for value in inputs)
-    left, right, out = _letters(eqn.params["dimension_numbers"], len(np.shape(x)), len(np.shape(y)))
+    left, right, out = _letters(eqn.params["dimension_numbers"], len(x.shape), len(y.shape))
     return dotted(interpreter, eqn, (x, left), (y, right), out)
 
 
@@ -58,6 +58,7 @@ def _letters(numbers: Any, left: int, right: int) -> tuple[str, str, str]:
     for side in (x, y):
         for i, letter in enumerate(side):
             side[i] = letter or next(names)
-    free = [x[i] for i in range(left) if i not in (*batch, *summed)] + [y[j] for j in range(right) if j not in (*batch_right, *summed_right)]
+    free = [x[i] for i in range(left) if i not in (*batch, *summed)] + [
+        y[j] for j in range(right) if j not in (*batch_right, *summed_right)
+    ]
     return "".join(x), "".join(y), "".join([x[i] for i in batch] + free)
-

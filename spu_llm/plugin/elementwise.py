@@ -21,7 +21,25 @@ from .values import Centred, Chain, Masked, Peak, Secret, Shape, Value, is_publi
 
 _KINKED = ("abs", "sign", "max", "min", "clamp", "select_n", "gt", "lt", "ge", "le", "eq", "ne", "floor", "ceil", "round")
 _SMOOTH = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "rsqrt", "sqrt", "cbrt", "sin", "cos", "tan")
-_OTHER = ("add", "add_any", "sub", "mul", "div", "neg", "integer_pow", "square", "pow", "and", "or", "not", "asinh", "sinh", "cosh", "atan", "is_finite")
+_OTHER = (
+    "add",
+    "add_any",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "integer_pow",
+    "square",
+    "pow",
+    "and",
+    "or",
+    "not",
+    "asinh",
+    "sinh",
+    "cosh",
+    "atan",
+    "is_finite",
+)
 
 
 @rule(*_KINKED, *_SMOOTH, *_OTHER)
@@ -33,7 +51,7 @@ def _elementwise(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) ->
         return subtracted(interpreter, eqn, inputs[0], inputs[1])
     if name == "select_n" and is_public(inputs[0]):
         return choose(interpreter, eqn, inputs)
-    if name in ("add", "sub") and any(map(_masks, _addends(name, inputs))) or any(isinstance(value, Masked) for value in inputs):
+    if (name in ("add", "sub") and any(map(_masks, _addends(name, inputs)))) or any(isinstance(value, Masked) for value in inputs):
         return _of_masked(interpreter, eqn, inputs)
     plain = [value if is_public(value) else interpreter.plain(eqn, value) for value in inputs]
     return chained(interpreter, eqn, plain) or directly(interpreter, eqn, plain)
@@ -58,7 +76,9 @@ def _of_masked(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> V
         if isinstance(y, Masked):
             x, y = (y, x) if name == "mul" else (x, y)
         if not isinstance(x, Masked) or not is_public(y) or np.any(np.asarray(y) <= 0):
-            raise UserError(f"{interpreter.where(eqn)}: masked scores can be scaled by public positive numbers only; scale before the mask")
+            raise UserError(
+                f"{interpreter.where(eqn)}: masked scores can be scaled by public positive numbers only; scale before the mask"
+            )
         return Masked(_secret(interpreter.apply(eqn, [x.clean, y])[0]), x.hidden)
     if name not in ("add", "sub") or (name == "sub" and isinstance(inputs[1], Masked)):
         interpreter.plain(eqn, next(value for value in inputs if isinstance(value, Masked)))
@@ -138,13 +158,10 @@ def _applied(eqn: Any, steps: Sequence[Any], t: Any) -> Any:
     values = [step.function(t) if isinstance(step, Chain) else step for step in steps]
     if eqn.primitive.name == "convert_element_type":
         return values[0]
-    if eqn.primitive.name != "select_n":
-        kind = jnp.result_type(*(value for value in values if getattr(value, "shape", ()) == t.shape))
-        values = [jnp.broadcast_to(jnp.asarray(value, kind), t.shape) for value in values]
-    else:
-        kind = jnp.result_type(*(value for value in values[1:] if getattr(value, "shape", ()) == t.shape) or (t,))
-        values = [values[0], *(jnp.broadcast_to(jnp.asarray(value, kind), t.shape) for value in values[1:])]
-    return eqn.primitive.bind(*values, **eqn.params)
+    cases = values[1:] if eqn.primitive.name == "select_n" else values
+    kinds = [value.dtype for value in cases if getattr(value, "shape", ()) == t.shape] or [t.dtype]
+    cases = [jnp.broadcast_to(jnp.asarray(value, jnp.result_type(*kinds)), t.shape) for value in cases]
+    return eqn.primitive.bind(*values[: len(values) - len(cases)], *cases, **eqn.params)
 
 
 def _degree(eqn: Any, degrees: Sequence[int | None]) -> int | None:
@@ -186,7 +203,10 @@ def directly(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value], shape:
         decides = inputs[:1] if name == "select_n" else inputs
         if all(np.dtype(value.dtype).kind in "biu" for value in decides if isinstance(value, Secret)):
             raise refuse_secret_mask(interpreter, eqn)
-        raise UserError(f"{interpreter.where(eqn)}: {name} of different secrets has no rule; rewrite it with sums, products and functions of one value")
+        raise UserError(
+            f"{interpreter.where(eqn)}: {name} of different secrets has no rule; rewrite it with sums, products and functions of one "
+            "value"
+        )
     return ARITHMETIC[name](interpreter, eqn, inputs, shape)
 
 

@@ -66,7 +66,9 @@ class _Enabling:
         frontend.compile, simulation.Simulator.__call__ = self._saved.pop()
         self._waiting.clear()
 
-    def _compile(self, kind: Any, function: Callable, args: Any, kwargs: Any, names: Any, visibility: Any, outputs: Any, **more: Any) -> Any:
+    def _compile(
+        self, kind: Any, function: Callable, args: Any, kwargs: Any, names: Any, visibility: Any, outputs: Any, **more: Any
+    ) -> Any:
         """`frontend.compile` of the function's program, with an input for material after the others."""
         original = self._saved[-1][0]
         if kind != frontend.Kind.JAX or _is_ours(function):
@@ -78,8 +80,8 @@ class _Enabling:
         leaves = jax.tree_util.tree_leaves((tuple(args), kwargs))
         if not all(isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float)) for leaf in leaves):
             raise UserError(
-                "within `with spu_llm.enable()` only sim_jax finds its material by itself; for a Session use enable(f).compile, for a "
-                "SecretFlow device spu(enable(f).program)(material, ...)"
+                "within `with spu_llm.enable()` only sim_jax finds its material by itself; for a Session use enable(f).compile, for "
+                "a SecretFlow device spu(enable(f).program)(material, ...)"
             )
         traced = plugin.traced(tuple(args), kwargs)
         dealt, name = traced.dealt, f"spu_llm.material.{next(_NAMES)}"
@@ -131,8 +133,8 @@ def check_config(parties: int, config: libspu.RuntimeConfig) -> None:
     bad = [name for name, differs in wrong.items() if differs]
     if bad:
         raise UserError(
-            f"the {bad[0]} of this simulator is not what dealer programs run on (SEMI2K, FM64, 2 parties, {FRACTION_BITS} fraction bits); "
-            "change it, or use enable(dealer=False)"
+            f"the {bad[0]} of this simulator is not what dealer programs run on (SEMI2K, FM64, 2 parties, "
+            f"{FRACTION_BITS} fraction bits); change it, or use enable(dealer=False)"
         )
 
 
@@ -144,7 +146,9 @@ def _nothing() -> None:
 
 
 def _is_ours(function: Callable) -> bool:
-    return getattr(function, "__module__", None) == "spu_llm.runtime.program" or isinstance(getattr(function, "__self__", None), Plugin)
+    return getattr(function, "__module__", None) == "spu_llm.runtime.program" or isinstance(
+        getattr(function, "__self__", None), Plugin
+    )
 
 
 def _same_name(original: Callable, wrapper: Callable) -> Callable:

@@ -20,7 +20,9 @@ def at_secret_places(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]
     numbers = eqn.params["dimension_numbers"]
     count, width = table.shape if len(table.shape) == 2 else (0, 0)
     if tuple(numbers.start_index_map) != (0,) or tuple(eqn.params["slice_sizes"]) != (1, width) or places.shape[-1] != 1:
-        raise UserError(f"{interpreter.where(eqn)}: only whole rows of a matrix can be read at a secret place; reshape to jnp.take(x, i, axis=0)")
+        raise UserError(
+            f"{interpreter.where(eqn)}: a secret place can be read of whole rows of a matrix only; use jnp.take(x, i, axis=0)"
+        )
     chain, _ = places.univariate
     with jax.ensure_compile_time_eval():
         order = np.asarray(chain.function(jnp.arange(count)))

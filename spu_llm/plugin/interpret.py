@@ -59,7 +59,7 @@ class Interpreter:
         values |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Value:
-            return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else values[atom]
+            return np.asarray(atom.val, getattr(atom.aval, "dtype", None)) if isinstance(atom, Literal) else values[atom]
 
         for eqn in closed.jaxpr.eqns:
             outputs = self.apply(eqn, [read(atom) for atom in eqn.invars])
@@ -78,7 +78,9 @@ class Interpreter:
         if name not in RULES:
             if self.engine.general:
                 return self.general(eqn, inputs)
-            raise UserError(f"{self.where(eqn)}: {name} of a secret has no rule; rewrite it, or compute it outside the enabled function")
+            raise UserError(
+                f"{self.where(eqn)}: {name} of a secret has no rule; rewrite it, or compute it outside the enabled function"
+            )
         return [RULES[name](self, eqn, inputs)]
 
     def public(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
@@ -110,7 +112,7 @@ class Interpreter:
 
     def plain(self, eqn: Any, value: Value) -> Secret:
         """The secret itself, where an equation needs all of it."""
-        from .attention import exact_maximum
+        from .attention import exact_maximum  # which needs this module
 
         if isinstance(value, Masked):
             raise UserError(
@@ -119,9 +121,18 @@ class Interpreter:
             )
         if isinstance(value, Centred):
             if value.hidden is not None:
-                raise UserError(f"{self.where(eqn)}: masked scores minus their maximum may only be exponentiated; use jax.nn.softmax")
+                raise UserError(
+                    f"{self.where(eqn)}: masked scores minus their maximum may only be exponentiated; use jax.nn.softmax"
+                )
             return value.value
         return exact_maximum(self, eqn, value) if isinstance(value, Peak) else value
+
+    def entered(self, eqn: Any, value: Value) -> Secret:
+        """A value as a secret; a public one as shares that everyone knows."""
+        if not is_public(value):
+            return self.plain(eqn, value)
+        array = np.asarray(value)
+        return Secret(array.shape, array.dtype, lambda: self.engine.constant(array))
 
     def site(self, eqn: Any, labels: Sequence[str], **more: Any) -> Site:
         """The next site with these labels."""
@@ -141,7 +152,9 @@ def _closed(jaxpr: Any) -> Any:
 
 def _public_number(interpreter: Interpreter, eqn: Any, value: Value, what: str) -> Any:
     if not is_public(value):
-        raise UserError(f"{interpreter.where(eqn)}: {what} depends on a secret, so no party may know it; make it depend on public values only")
+        raise UserError(
+            f"{interpreter.where(eqn)}: {what} depends on a secret, so no party may know it; make it depend on public values only"
+        )
     return np.asarray(value)
 
 
@@ -187,9 +200,7 @@ def _row(interpreter: Interpreter, eqn: Any, value: Value, i: int) -> Value:
 def _stacked(interpreter: Interpreter, eqn: Any, column: Sequence[Value]) -> Value:
     if all(is_public(value) for value in column):
         return np.stack(column)
-    from .local import entered
-
-    parts = [entered(interpreter, eqn, value) for value in column]
+    parts = [interpreter.entered(eqn, value) for value in column]
 
     def make() -> Any:
         return interpreter.engine.moved(lambda *raws: jnp.stack(raws), *(part.array() for part in parts))

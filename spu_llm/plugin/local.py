@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
+from .gather import at_secret_places
 from .interpret import Interpreter, rule
 from .masks import HIDES, masked, rearranged
 from .values import Masked, Peak, Secret, Shape, Value, View, is_public
@@ -32,7 +33,9 @@ def _convert(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Val
     if jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(target, jnp.floating):
         if interpreter.engine.general:
             return interpreter.general(eqn, inputs)[0]
-        raise UserError(f"{interpreter.where(eqn)}: a secret real cannot become {np.dtype(target).name}; round it outside the enabled function")
+        raise UserError(
+            f"{interpreter.where(eqn)}: a secret real cannot become {np.dtype(target).name}; round it outside the enabled function"
+        )
     return Secret(value.shape, target, value.array, value.chain, value.view, value.product, value.bounds)
 
 
@@ -100,8 +103,6 @@ def _move(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Value:
         return rearranged(interpreter, eqn, inputs)
     places = {"dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1}.get(eqn.primitive.name, len(inputs))
     if eqn.primitive.name == "gather" and not is_public(inputs[1]):
-        from .gather import at_secret_places
-
         return at_secret_places(interpreter, eqn, inputs)
     if not all(is_public(index) for index in inputs[places:]):
         raise UserError(f"{interpreter.where(eqn)}: {eqn.primitive.name} at a secret place; only a lookup of whole rows can be")
@@ -110,24 +111,18 @@ def _move(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Value:
 
 def moved(interpreter: Interpreter, eqn: Any, values: Sequence[Value], indices: Sequence[Value] = ()) -> Secret:
     """An equation that only rearranges `values`, as it stands, on ring elements."""
-    parts = [entered(interpreter, eqn, value) for value in values]
+    parts = [interpreter.entered(eqn, value) for value in values]
     fixed = [np.asarray(index) for index in indices]
     params = dict(eqn.params)
     if "mode" in params:  # the places are known, so nothing has to be filled in by a comparison
         params["mode"] = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
 
     def make() -> Any:
-        return interpreter.engine.moved(lambda *raws: eqn.primitive.bind(*raws, *map(jnp.asarray, fixed), **params), *_arrays(parts))
+        return interpreter.engine.moved(
+            lambda *raws: eqn.primitive.bind(*raws, *map(jnp.asarray, fixed), **params), *_arrays(parts)
+        )
 
     return interpreter.secret(eqn, make)
-
-
-def entered(interpreter: Interpreter, eqn: Any, value: Value) -> Secret:
-    """A value as a secret; a public one is added to zeros."""
-    if not is_public(value):
-        return interpreter.plain(eqn, value)
-    array = np.asarray(value)
-    return Secret(array.shape, array.dtype, lambda: interpreter.engine.constant(array))
 
 
 def _arrays(parts: Sequence[Secret]) -> list[Any]:
@@ -180,7 +175,7 @@ def choose(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Value
         elif isinstance(case, Masked):
             hidden |= np.broadcast_to(case.hidden, shape) & (which == i)
             case = case.clean
-        parts.append(entered(interpreter, eqn, case))
+        parts.append(interpreter.entered(eqn, case))
 
     def make() -> Any:
         def chosen(*raws: Any) -> Any:
@@ -189,4 +184,3 @@ def choose(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) -> Value
         return interpreter.engine.moved(chosen, *_arrays(parts))
 
     return masked(interpreter.secret(eqn, make), hidden)
-

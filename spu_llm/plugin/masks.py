@@ -63,6 +63,6 @@ def _hidden_of(interpreter: Interpreter, eqn: Any, value: Value) -> Value:
 def refuse_secret_mask(interpreter: Interpreter, eqn: Any) -> UserError:
     """A mask that only a secret decides."""
     return UserError(
-        f"{interpreter.where(eqn)}: an attention mask depends on a secret argument and cannot be applied as a public product; if all "
-        "parties may know the mask, give its value: enable(public={'attention_mask': mask})"
+        f"{interpreter.where(eqn)}: an attention mask depends on a secret argument and cannot be applied as a public product; if "
+        "all parties may know the mask, give its value: enable(public={'attention_mask': mask})"
     )

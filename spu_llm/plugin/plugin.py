@@ -78,14 +78,15 @@ class Plugin:
         """
         if material.dtype != jnp.int64:
             raise UserError(
-                f"material of {self.__name__} arrives as {material.dtype}, which cannot mask 64-bit values; make and run the call with "
-                "jax_enable_x64 on (environment JAX_ENABLE_X64=1, or jax.experimental.enable_x64())"
+                f"material of {self.__name__} arrives as {material.dtype}, which cannot mask 64-bit values; make and run the "
+                "call with jax_enable_x64 on (environment JAX_ENABLE_X64=1, or jax.experimental.enable_x64())"
             )
         traced = self.traced(args, kwargs)
         words = traced.dealt.specification.words
         if material.shape != (words,):
             raise UserError(
-                f"material of {self.__name__} has shape {material.shape}, but these arguments need ({words},); deal for the same shapes"
+                f"material of {self.__name__} has shape {material.shape}, but these arguments need ({words},); deal for "
+                "the same shapes"
             )
         return traced.tree.unflatten(traced.dealt(material, *jax.tree_util.tree_leaves((args, kwargs))))
 
@@ -122,8 +123,8 @@ class Plugin:
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if self.dealer and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise UserError(
-                f"{self.__name__} needs material from a dealer: give SPU f.program and f.deal(*args) before the arguments, or enable it "
-                "with dealer=False"
+                f"{self.__name__} needs material from a dealer: give SPU f.program and f.deal(*args) before the arguments, or "
+                "enable it with dealer=False"
             )
         traced = self.traced(args, kwargs)
         if not self.dealer:

@@ -17,7 +17,7 @@ MOST_SEGMENTS = 1024
 
 _RING = 64
 _DEGREES = (1, 2, 3)
-_WIDTHS = range(-8, 4)
+_WIDTHS = range(-20, 4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ one message. So the messages of a program are the depth of its openings, whateve
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -86,6 +86,7 @@ class Dealing:
     """What a protocol works with: the recorder of its correlated randomness, and the ways to open a value."""
 
     recorder: Recorder
+    violations: list[Any] | None = None  # of lookups' ranges (see range_check.py), where the program collects them
     pending: list[Request] = field(default_factory=list)
 
     def open(self, value: Value) -> Generator[Request, None, Any]:
@@ -172,12 +173,14 @@ class Dealt:
 
     Arguments and results are flat. `operands` says which arguments are masked operands, by name: such an argument is a pair
     (opened value, shares of its mask). `keeps` says the same of the results. `tree` is the structure of the results.
+    With `checked` there is one more result: a share of 0 where every lookup's input was in range (see range_check.py).
     """
 
     jaxpr: Any
     tree: Any
     operands: dict[int, str]
     keeps: dict[int, str]
+    checked: bool
     specification: Specification
 
     def __call__(self, material: Any, *args: Any) -> list[Any]:
@@ -191,11 +194,13 @@ class Dealt:
         return _evaluate(self, Recorder(take), args)
 
 
-def with_material(function: Callable, shapes: Sequence[Any], operands: dict[int, str], keeps: dict[int, str]) -> Dealt:
+def with_material(
+    function: Callable, shapes: Sequence[Any], operands: dict[int, str], keeps: dict[int, str], checked: bool = False
+) -> Dealt:
     """Trace `function` on flat arguments of `shapes` and find the material its protocols need."""
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
     tree = jax.tree_util.tree_structure(out)
-    dealt = Dealt(jaxpr, tree, operands, keeps, Specification(()))
+    dealt = Dealt(jaxpr, tree, operands, keeps, checked, Specification(()))
     recorder = Recorder(lambda count: jnp.zeros(count, jnp.int64))
 
     def record(*args: Any) -> Any:
@@ -203,11 +208,11 @@ def with_material(function: Callable, shapes: Sequence[Any], operands: dict[int,
 
     full = [(shape, shape) if i in operands else shape for i, shape in enumerate(shapes)]
     jax.eval_shape(record, *full)
-    return Dealt(jaxpr, tree, operands, keeps, recorder.specification())
+    return replace(dealt, specification=recorder.specification())
 
 
 def _evaluate(dealt: Dealt, recorder: Recorder, args: Sequence[Any]) -> list[Any]:
-    dealing = Dealing(recorder)
+    dealing = Dealing(recorder, [] if dealt.checked else None)
     closed = dealt.jaxpr
     values: dict[Any, Value] = {}
     for i, (variable, arg) in enumerate(zip(closed.jaxpr.invars, args, strict=True)):
@@ -228,6 +233,8 @@ def _evaluate(dealt: Dealt, recorder: Recorder, args: Sequence[Any]) -> list[Any
             out.append((opened.public, opened.hidden.share))
         else:
             out.append(share_of(value))
+    if dealing.violations is not None:
+        out.append(sum(dealing.violations, jnp.zeros((), jnp.int64)))
     return out
 
 

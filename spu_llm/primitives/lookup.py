@@ -5,7 +5,8 @@ x = c - u for public c and the dealer's u: integer and fraction parts of (x - lo
 each party picks row c_i of its share (a public index) and multiplies by powers of c_f. 1 round, 8 bytes an element; dealer:
 about 16 log2(segments) + 8 (degree + 2) bytes an element to each party (`dpf.key_bytes`).
 
-Wrong outside [table.low, table.high]: whoever calls must know the range (see `range_check.py`).
+Wrong outside [table.low, table.high]: whoever calls must know the range. A program that asks for it proves to the client, for no
+opening of its own, that every lookup's input was within the table's period or next to it (see `range_check.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..dealer.table import Table
 from .base import define
 from .dealing import Dealing, Request, Value, logical_shift
 from .fixed import Fixed
+from .range_check import violation
 from .stock import to_raw, to_real
 
 
@@ -33,15 +35,15 @@ def lookup(x: Fixed, table: Table, modulus: int | None = None) -> Fixed:
     """
     modulus = modulus or table.modulus
     place = x.bits + table.width_bits - table.place_bits
-    if place < 0 or place + table.place_bits + table.depth > x.modulus:
+    if place < 0 or place + table.place_bits + table.depth > x.modulus - 2:
         raise ValueError(
             f"a lookup of {x.bits} fraction bits modulo 2^{x.modulus} has no room for {table.segments} segments of width "
             f"2^{table.width_bits} with {table.place_bits} bits within; change the scale or the table"
         )
-    return Fixed(lookup_p.bind(x.raw, table=table, bits=x.bits, modulus=modulus), table.output_bits, modulus)
+    return Fixed(lookup_p.bind(x.raw, table=table, bits=x.bits, known=x.modulus, modulus=modulus), table.output_bits, modulus)
 
 
-def _plain(x: Any, *, table: Table, bits: int, modulus: int) -> Any:
+def _plain(x: Any, *, table: Table, bits: int, known: int, modulus: int) -> Any:
     """The table itself on floating point: what every other meaning is compared with."""
     edges, place = jnp.asarray(table.coefficients), x.astype(jnp.float64) / 2.0**bits - table.low
     position = place / 2.0**table.width_bits
@@ -51,16 +53,21 @@ def _plain(x: Any, *, table: Table, bits: int, modulus: int) -> Any:
     return jnp.round(jnp.sum(row * powers, -1) * 2.0 ** (table.output_bits - table.bits)).astype(jnp.int64)
 
 
-def _stock(x: Any, *, table: Table, bits: int, modulus: int) -> Any:
+def _stock(x: Any, *, table: Table, bits: int, known: int, modulus: int) -> Any:
     return to_raw(table.stock(to_real(x, bits)), table.output_bits)
 
 
-def _dealer(dealing: Dealing, x: Value, *, table: Table, bits: int, modulus: int) -> Generator[Request, None, Any]:
+def _dealer(
+    dealing: Dealing, x: Value, *, table: Table, bits: int, known: int, modulus: int
+) -> Generator[Request, None, Any]:
     shift = bits + table.width_bits - table.place_bits
     c = yield from dealing.open(x)
     assert x.mask is not None
+    low = round(table.low * 2.0**bits)
+    if dealing.violations is not None:
+        dealing.violations.append((yield from violation(dealing, x, low, bits + table.width_bits + table.depth, known)))
     words = dealing.recorder.table(x.mask, table, shift, modulus).share
-    c = logical_shift(c - round(table.low * 2.0**bits), shift)
+    c = logical_shift(c - low, shift)
     place = jnp.bitwise_and(c, (1 << table.place_bits) - 1)
     segment = jnp.bitwise_and(jnp.right_shift(c, table.place_bits), table.segments - 1)
     return (_from_spread if table.spread else _from_rows)(table, words, segment, place)

@@ -20,7 +20,7 @@ from .fixed import Fixed
 from .lookup import lookup
 from .scale import scale
 
-UNIT_BITS = 6
+UNIT_BITS = 4
 """A norm's unit is a power of two, 2^(UNIT_BITS / 2) at most: x is measured in it, so that one table serves every layer."""
 
 
@@ -28,27 +28,29 @@ UNIT_BITS = 6
 class NormPlan:
     """Scales of a fused norm.
 
-    root: table of 1 / rms over the sum of squares of x / unit; activation_bits: of x, of x @ W and of the inverse root where
-    they are opened; square_bits: of x for its squares, which are large.
+    root: table of 1 / rms over the sum of squares of x / unit; activation_bits: of x before the dot; square_bits: of x for its
+    squares, which are large; output_bits, root_bits: of x @ W and of the inverse root before their product.
     """
 
     root: Table
     activation_bits: int = 14
     square_bits: int = 10
+    output_bits: int = 12
+    root_bits: int = 16
 
 
 def norm_dot(x: Fixed, kernel: Fixed, plan: NormPlan, unit: Any) -> Fixed:
-    """x [n, width] (centred), kernel [width, m] holding W / unit -> [n, m], 2 * activation_bits fraction bits, whole ring.
+    """x [n, width] (centred), kernel [width, m] holding W / unit -> [n, m], output_bits + root_bits fraction bits, whole ring.
 
     `unit` is the public integer 2^UNIT_BITS / unit^2. The table must cover the sums of squares (see `root_table`).
     """
     y = contract("nk,km->nm", x, kernel, plan.activation_bits)
-    return scale(y, _inverse_root(x, plan, unit), plan.activation_bits, plan.activation_bits)
+    return scale(y, _inverse_root(x, plan, unit), plan.output_bits, plan.root_bits)
 
 
 def normalised(x: Fixed, plan: NormPlan, unit: Any) -> Fixed:
     """x / rms(x / unit) without a dot: the same rounds and scales."""
-    return scale(x, _inverse_root(x, plan, unit), plan.activation_bits, plan.activation_bits)
+    return scale(x, _inverse_root(x, plan, unit), plan.output_bits, plan.root_bits)
 
 
 def _inverse_root(x: Fixed, plan: NormPlan, unit: Any) -> Fixed:

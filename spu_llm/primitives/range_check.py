@@ -41,7 +41,7 @@ def out_of_range(x: Fixed, low: float, width_bits: int) -> Fixed:
         raise ValueError(f"a range of 2^{b} units cannot be checked modulo 2^{x.modulus}; use 2^0 to 2^{x.modulus - 2}")
     if not x.raw.size:
         return Fixed(jnp.zeros((), jnp.int64), 0)
-    return Fixed(out_of_range_p.bind(x.raw, low=round(low * 2.0**x.bits), b=b, modulus=x.modulus, kept=0), 0)
+    return Fixed(out_of_range_p.bind(x.raw, low=round(low * (1 << x.bits)), b=b, modulus=x.modulus, kept=0), 0)
 
 
 def violation(dealing: Dealing, value: Value, low: int, b: int, modulus: int, kept: int = 0) -> Generator[Request, None, Any]:
@@ -54,14 +54,15 @@ def violation(dealing: Dealing, value: Value, low: int, b: int, modulus: int, ke
     z_bits = modulus - b
     strength = max(z_bits, _STRENGTH)
     half = dealing.recorder.uniform(opened.hidden.shape)
-    weight = dealing.recorder.follow(lambda words: 2 * words + 1, 2 * half.share + 1, half)
+    weight = dealing.recorder.follow(lambda words: words << 1 | 1, 2 * half.share + 1, half)
 
     def dealt(make: Callable, bits: int = strength) -> Any:
         """What `make` gives for w, u >> b and the top bit of u."""
 
         def made(w: np.ndarray, r: np.ndarray) -> np.ndarray:
-            u = _low_bits(-r, modulus)
-            return make(w, logical_shift(u, b), logical_shift(u, modulus - 1))
+            u = np.asarray(_low_bits(-r, modulus))
+            with np.errstate(over="ignore"):  # numpy warns of it in scalars only
+                return make(w, logical_shift(u, b), logical_shift(u, modulus - 1))
 
         return dealing.recorder.derive(made, weight, opened.hidden, modulus=bits).share
 

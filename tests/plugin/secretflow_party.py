@@ -1,6 +1,6 @@
 """One party of three in SecretFlow's production mode: alice has tokens, bob weights, and carol, no party of the SPU, deals.
 
-    JAX_ENABLE_X64=1 python secretflow_party.py NAME PORT
+JAX_ENABLE_X64=1 python secretflow_party.py NAME PORT
 """
 
 import sys

@@ -95,7 +95,10 @@ def test_between_two_parties():
 REFUSED = {
     "sort": (lambda x: jax.lax.sort(x), "sort of a secret has no rule"),
     "secret index": (lambda x: jax.lax.dynamic_slice(x, (x[0, 0].astype(int), 0), (1, 16)), "cannot become int32"),
-    "secret loop": (lambda x: jax.lax.while_loop(lambda v: v[0, 0] > 1, lambda v: v * 0.5, x), "the end of a loop depends on a secret"),
+    "secret loop": (
+        lambda x: jax.lax.while_loop(lambda v: v[0, 0] > 1, lambda v: v * 0.5, x),
+        "the end of a loop depends on a secret",
+    ),
     "two secrets": (lambda x: jnp.arctan2(x, x[::-1]), "atan2 of a secret has no rule"),
 }
 

@@ -1,0 +1,106 @@
+"""The benchmarked layer on the plugin's protocols: same weights and inputs as on stock SPU, softmax relative to position 0."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..models.cache import Window
+from ..models.config import DecoderConfig
+from ..models.fixed_block import BITS, STREAM_BITS, BlockParams, BlockPlan, block, encode_angles, encode_layer
+from ..models.folded import fold_layer
+from ..primitives import functions
+from ..primitives.attention import Place, RowCache, SoftmaxPlan
+from ..primitives.fixed import Fixed, encode
+from ..primitives.norm import NormPlan, root_table
+from ..runtime import ProtocolConfig, Session, Slot
+from ..runtime.assisted import TRUST, Assisted, OperandName, OperandSlot, offline
+
+_LEAST_PERIOD = 64.0
+
+
+def bench_plugin_layer(
+    config: DecoderConfig, params: Any, x: np.ndarray, cache: Any, place: Window, repeats: int
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Figures of one pass after set-up, and the layer's output: centred for families whose norms subtract the mean."""
+    context = int(place.start)
+    plan = _plan(config, context + 1)
+    with Session(ProtocolConfig()) as session:
+        assisted = Assisted(session)
+        names, slots = _place(session, assisted, config, params, x, cache, place)
+        keeps = (None, *(part.raw for part in slots[2]))
+        program = assisted.compile("layer", partial(block, config, plan), slots, keeps)
+        results = ["y", OperandName("new.keys"), OperandName("new.values")]
+        seconds = []
+        for i in range(repeats + 1):  # the first pass warms up
+            with session.phase(f"pass {i}") as phase:
+                assisted.run(program, names, results, {"start": context})
+            seconds.append(phase.seconds)
+        dealt = session.phases[offline(f"pass {repeats}")]
+        y = session.receive("y") / 2.0**STREAM_BITS
+    return {
+        "bytes": phase.bytes,
+        "messages": phase.messages,
+        "seconds": median(seconds[1:]),
+        "failure_probability": 0.0,  # every truncation is exact within its bound
+        "trust": TRUST,
+        "dealer_bytes": program.dealer_bytes,
+        "dealer_seconds": dealt.seconds,
+        "operations": {name: vars(cost) for name, cost in phase.ops.items() if cost.seconds > 1e-4},
+    }, y
+
+
+def _plan(config: DecoderConfig, length: int) -> BlockPlan:
+    """Tables that the benchmark's inputs fit: unit variance, scores within a few units of position 0's."""
+    period = max(_LEAST_PERIOD, 4.0 * length)
+    softmax = SoftmaxPlan(functions.exponential(-18.0, 3.0, 32, 0, 5), functions.reciprocal(0.5, period, 1024, 3))
+    activation = {"gpt2": functions.gelu(approximate=True), "llama": functions.silu(-8.0, 64, -2), "opt": None}[config.family]
+    return BlockPlan(NormPlan(root_table(config.width, 0.25, 16.0, config.epsilon, 1024)), softmax, activation)
+
+
+def _place(
+    session: Session, assisted: Assisted, config: DecoderConfig, params: Any, x: np.ndarray, cache: Any, place: Window
+) -> tuple[tuple, tuple]:
+    """Put everything where it belongs: trees of names and of slots for the program's arguments."""
+
+    def operand(name: str, value: Fixed, transposed: bool) -> tuple[Fixed, Fixed]:
+        kept = assisted.mask_operand(name, value.raw, "owner", transposed)
+        return value.with_raw(kept), value.with_raw(OperandSlot(name, value.shape, transposed))
+
+    def shared(name: str, value: Fixed, owner: str) -> tuple[Fixed, Fixed]:
+        session.share(name, value.raw, owner)
+        return value.with_raw(name), value.with_raw(Slot(value.shape, np.int64))
+
+    def public(name: str, value: Any) -> tuple[str, Slot]:
+        session.publish(name, value)
+        return name, Slot(np.shape(value), np.int64, public=True)
+
+    def weight(name: str, value: Any) -> tuple[Any, Any]:
+        if value is None:
+            return None, None
+        if not isinstance(value, Fixed):
+            return public(name, value)
+        return shared(name, value, "owner") if name.endswith("bias") else operand(name, value, True)
+
+    encoded = encode_layer(fold_layer(config, params), (1.0, 1.0))
+    weights = {name: weight(name, value) for name, value in encoded._asdict().items()}
+    rows = [operand(name, Fixed(encode(value, BITS), BITS), False) for name, value in zip(("keys", "values"), cache, strict=True)]
+    centred = x if config.family == "llama" else x - x.mean(-1, keepdims=True)
+    stream = shared("x", Fixed(encode(centred, STREAM_BITS), STREAM_BITS), "client")
+    where = [public("start", np.int64(place.start)), public("mask", place.mask.astype(np.int64))]
+    angles = encode_angles(place.cos, place.sin, int(place.start))
+    turns = [public(name, value) for name, value in angles._asdict().items()]
+
+    def side(i: int) -> tuple:
+        return (
+            BlockParams(**{name: pair[i] for name, pair in weights.items()}),
+            stream[i],
+            RowCache(*(pair[i] for pair in rows)),
+            Place(*(pair[i] for pair in where)),
+            type(angles)(*(pair[i] for pair in turns)),
+        )
+
+    return side(0), side(1)

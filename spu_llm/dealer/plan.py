@@ -1,0 +1,253 @@
+"""Which table serves a function on a range: the one the dealer sends least for, or the parties expand fastest, within an error.
+
+Every candidate is measured by the lookup protocol's own integer arithmetic under random masks (`emulate`), so that an error
+holds the fit, the rounding of place, payload and coefficients, and what the last usable segment does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil, comb, inf, log2
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import UserError
+from . import dpf
+from .table import Table
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+_SEGMENTS = tuple(1 << depth for depth in range(1, 13))
+_DEGREES = range(10)
+_FINEST = (18, 12)  # fraction bits of coefficients and of the place
+_COARSEST = (10, 6)
+_POINTS = 1 << 14
+_DRAWS = 8  # of masks, for the error that is reported
+_LOW_BITS = 8  # bits of the input below its place: what is dropped there carries into the place or not
+_DOUBLE = 53  # bits of an integer that a float64 product sum keeps exact (see `Table.rotate`)
+# Of one core with AES instructions, measured from K = 4 to K = 4096; noisy by a factor of two, but the order of tables is kept.
+_EXPAND_SECONDS = 10e-9  # a word of the tree's end
+_LIMB_SECONDS = 8e-9  # a word and limb: cut, converted, added
+_MULTIPLY_SECONDS = 0.06e-9  # a multiply-add of the map that turns the table
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedTable:
+    """A table and what an element of it costs.
+
+    key_bytes: what the dealer sends to each party. multiply_adds, seconds: of a party's expansion, estimated for one core.
+    max_error: the largest seen on the range. continued: whether `table.function` leaves the given function beyond the range.
+    """
+
+    table: Table
+    key_bytes: float
+    multiply_adds: int
+    seconds: float
+    max_error: float
+    continued: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a table's costs hang on, and whether its function is continued beyond the range by polynomials (see `continue_from`)."""
+
+    segments: int
+    width_bits: int
+    degree: int
+    continued: bool = False
+
+    @property
+    def key_bytes(self) -> float:
+        return dpf.key_bytes(self.segments.bit_length() - 1, self.degree + 1)
+
+    def expansion(self, limbs: int = 1) -> tuple[int, float]:
+        """(multiply-adds, seconds) of expanding one element: the tree, and the linear map where the table is turned."""
+        words = self.segments * (self.degree + 1)
+        if limbs == 0:
+            return words, words * _EXPAND_SECONDS
+        products = limbs * self.segments**2 * (self.degree + 1) * (self.degree + 2) // 2
+        return products, words * (_EXPAND_SECONDS + limbs * _LIMB_SECONDS) + products * _MULTIPLY_SECONDS
+
+
+def plan_table(
+    function: Function,
+    low: float,
+    high: float,
+    max_error: float,
+    prefer: Literal["bytes", "seconds"] = "bytes",
+    stock: Callable[[Any], Any] | None = None,
+) -> PlannedTable:
+    """The table from `low` on that is off by at most `max_error` up to `high`: least dealer bytes, then least expansion, or the other way.
+
+    `function` (numpy) must be finite on [low, high]; `stock` is its JAX meaning for SPU without a dealer. Takes seconds.
+    Raises UserError where no table of up to 4096 segments and degree 9 is that exact.
+    """
+    _check(function, low, high, max_error)
+    order = {"bytes": lambda size, seconds: (size, seconds), "seconds": lambda size, seconds: (seconds, size)}[prefer]
+    shapes = sorted(_shapes(low, high), key=lambda shape: order(shape.key_bytes, shape.expansion(_least_limbs(shape))[1]))
+    best: PlannedTable | None = None
+    least = inf
+    for shape in shapes:
+        bound = order(shape.key_bytes, shape.expansion(_least_limbs(shape))[1])
+        if best is not None and bound >= order(best.key_bytes, best.seconds):
+            break
+        error, found = _fitted(shape, function, stock or _no_stock, (low, high), max_error)
+        least = min(least, error)
+        if found is not None and (best is None or order(found.key_bytes, found.seconds) < order(best.key_bytes, best.seconds)):
+            best = found
+    if best is None:
+        raise UserError(
+            f"no table of up to {_SEGMENTS[-1]} segments on [{low:g}, {high:g}] is within {max_error:g} (best: {least:.2g}); "
+            "narrow the range or allow a larger error"
+        )
+    return best
+
+
+def table_of(
+    shape: Shape, function: Function, stock: Callable[[Any], Any], span: tuple[float, float], bits: int, place_bits: int
+) -> Table:
+    """The table of a shape on a range, its function continued beyond the range if the shape says so."""
+    if shape.continued:
+        function = continue_from(function, span, 2.0**shape.width_bits, shape.degree)
+    return Table(function, stock, span[0], shape.segments, shape.width_bits, shape.degree, bits, place_bits)
+
+
+def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the inputs as the ring holds them, what the lookup gives for each) for reals x and uniform masks u int64, both [n].
+
+    The same integers as `primitives/lookup.py` with an input c - u, shares added up.
+    """
+    input_bits = table.place_bits - table.width_bits + _LOW_BITS
+    raw = np.round(x * 2.0**input_bits).astype(np.int64)
+    segment, place = _position(table, raw - round(table.low * 2.0**input_bits) + masks)
+    mask_segment, mask_place = _position(table, masks)
+    rows = table.coefficients[(segment - mask_segment) & (table.segments - 1)]
+    payload = table.payload(mask_place)
+    power, total = np.full_like(place, 1 << table.place_bits), np.zeros_like(place)
+    for i in range(table.degree + 1):
+        total += power * sum(comb(p, i) * rows[:, p] * payload[:, p - i] for p in range(i, table.degree + 1))
+        power = power * place >> table.place_bits
+    unused = 64 - min(64, table.modulus)
+    return raw / 2.0**input_bits, (total << unused >> unused) / 2.0**table.output_bits
+
+
+def largest_error(table: Table, function: Function, span: tuple[float, float], draws: int = 1) -> float:
+    """The largest error of the protocol on a dense grid of the range, both ends and both sides of each edge included."""
+    x, error = errors(table, function, span, draws)
+    return float(error.max())
+
+
+def errors(table: Table, function: Function, span: tuple[float, float], draws: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """The grid of a range, and the largest error at each point over `draws` random masks."""
+    x = _grid(table, span)
+    random = np.random.default_rng(0)
+    worst = np.zeros(len(x))
+    for _ in range(draws):
+        masks = random.integers(-(1 << 63), (1 << 63) - 1, len(x), endpoint=True)
+        held, found = emulate(table, x, masks)
+        worst = np.maximum(worst, np.abs(found - function(held)))
+    return x, worst
+
+
+def continue_from(function: Function, span: tuple[float, float], width: float, degree: int) -> Function:
+    """The function on a range, and for a width beyond each end the polynomial that fits it best there; constant further out.
+
+    A pole, or a steep rise outside the range, then does not spoil the segments at its ends.
+    """
+    low, high = span
+    reach = min(width, high - low)
+    nodes = 0.5 + 0.5 * np.cos(np.pi * (np.arange(4 * (degree + 1)) + 0.5) / (4 * (degree + 1)))
+    ends = [low + reach * nodes, high - reach * nodes]
+    before, after = (np.polynomial.Polynomial.fit(end, function(end), degree) for end in ends)
+
+    def continued(x: np.ndarray) -> np.ndarray:
+        outside = np.clip(x, low - width, high + width)
+        inside = function(np.clip(x, low, high))
+        return np.where(x < low, before(outside), np.where(x > high, after(outside), inside))
+
+    return continued
+
+
+def _check(function: Function, low: float, high: float, max_error: float) -> None:
+    if not low < high or not np.isfinite(high - low):
+        raise UserError(f"a table from {low:g} to {high:g}: give a lower end below the higher one")
+    if not max_error > 0:
+        raise UserError(f"a table within an error of {max_error:g}: give an error above 0")
+    x = np.linspace(low, high, 257)
+    with np.errstate(all="ignore"):
+        values = function(x)
+    if not np.all(np.isfinite(values)):
+        at = x[~np.isfinite(values)][0]
+        raise UserError(f"the function is not finite at {at:g}; move the range [{low:g}, {high:g}] away from there")
+
+
+def _shapes(low: float, high: float) -> Iterator[Shape]:
+    """Every table that covers the range, with the narrowest segments for their number: the last one is not usable."""
+    for segments in _SEGMENTS:
+        width_bits = ceil(log2((high - low) / (segments - 1)))
+        for degree in _DEGREES:
+            for continued in (False, True):
+                yield Shape(segments, width_bits, degree, continued)
+
+
+def _fitted(
+    shape: Shape, function: Function, stock: Callable[[Any], Any], span: tuple[float, float], max_error: float
+) -> tuple[float, PlannedTable | None]:
+    """(the least error of a shape, with the finest numbers; the table of the coarsest numbers that keep `max_error`, if any)."""
+    with np.errstate(all="ignore"):
+        try:
+            finest = table_of(shape, function, stock, span, *_FINEST)
+            least = largest_error(finest, function, span) if finest.modulus <= 64 else inf
+        except ValueError:  # not finite beyond the range
+            return inf, None
+    if least > max_error:
+        return least, None
+    for bits, place_bits in _precisions():
+        table = table_of(shape, function, stock, span, bits, place_bits)
+        if largest_error(table, function, span) > max_error:
+            continue
+        error = largest_error(table, function, span, _DRAWS)
+        if error <= max_error:
+            products, seconds = shape.expansion(0 if table.spread else _limbs(table))
+            return least, PlannedTable(table, shape.key_bytes, products, seconds, error, shape.continued)
+    return least, None
+
+
+def _precisions() -> list[tuple[int, int]]:
+    """(bits, place_bits), those first whose tables take the fewest bits to turn."""
+    every = [(b, p) for b in range(_COARSEST[0], _FINEST[0] + 1) for p in range(_COARSEST[1], _FINEST[1] + 1)]
+    return sorted(every, key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
+
+
+def _limbs(table: Table) -> int:
+    """Parts in which a share is multiplied by the coefficients: as `Table.rotate` does, without making its matrices."""
+    size = np.abs(table.coefficients.astype(np.float64)).sum(0)
+    columns = [sum(comb(p, i) * size[p] for p in range(i, table.degree + 1)) for i in range(table.degree + 1)]
+    limb = _DOUBLE - ceil(log2(max(columns) + 1))
+    return -(-table.modulus // limb) if limb > 0 else 64
+
+
+def _least_limbs(shape: Shape) -> int:
+    """No table of the shape has fewer."""
+    return 0 if Table(np.asarray, np.asarray, 0.0, shape.segments, 0, 0).spread else 1
+
+
+def _position(table: Table, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(segment, place within it) of ring integers with `_LOW_BITS` bits below the place."""
+    scaled = raw >> _LOW_BITS
+    return scaled >> table.place_bits & (table.segments - 1), scaled & ((1 << table.place_bits) - 1)
+
+
+def _grid(table: Table, span: tuple[float, float]) -> np.ndarray:
+    """Evenly spaced points with both ends, and the places next to each edge."""
+    unit = 2.0 ** (table.width_bits - table.place_bits)
+    edges = table.low + np.arange(table.segments) * 2.0**table.width_bits
+    near = (edges[:, None] + unit * np.array([-1.0, -0.5, 0.0, 0.5, 1.0])).reshape(-1)
+    x = np.concatenate([np.linspace(*span, max(_POINTS, 8 * table.segments)), near])
+    return np.sort(x[(x >= span[0]) & (x <= span[1])])
+
+
+def _no_stock(x: Any) -> Any:
+    raise UserError("this table was planned without a JAX function, so SPU cannot run it without a dealer; give plan_table stock=")
