@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, comb, inf, log2
 from typing import Any, Literal
 
@@ -21,23 +22,26 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 _SEGMENTS = tuple(1 << depth for depth in range(1, 13))
 _DEGREES = range(10)
-_FINEST = (18, 12)  # fraction bits of coefficients and of the place
-_COARSEST = (10, 6)
-_POINTS = 1 << 14
-_DRAWS = 8  # of masks, for the error that is reported
+_BITS = range(10, 19)  # fraction bits of coefficients
+_PLACE_BITS = range(6, 17)  # a steep function needs many: its slope times a unit of the place is an error
+_FEW, _MANY = 1 << 11, 1 << 14  # points at which a candidate, and the choice, is measured
+_DRAWS = 8  # of masks, for the choice
 _LOW_BITS = 8  # bits of the input below its place: what is dropped there carries into the place or not
+_RING = 64
 _DOUBLE = 53  # bits of an integer that a float64 product sum keeps exact (see `Table.rotate`)
-# Of one core with AES instructions, measured from K = 4 to K = 4096; noisy by a factor of two, but the order of tables is kept.
+# Of one core with AES instructions, measured from K = 4 to K = 4096, right within a factor of two.
 _EXPAND_SECONDS = 10e-9  # a word of the tree's end
 _LIMB_SECONDS = 8e-9  # a word and limb: cut, converted, added
 _MULTIPLY_SECONDS = 0.06e-9  # a multiply-add of the map that turns the table
+_SPREAD_SECONDS = 1.5e-3  # an element whose table is turned in the program, between K = 1024 and K = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedTable:
     """A table and what an element of it costs.
 
-    key_bytes: what the dealer sends to each party. multiply_adds, seconds: of a party's expansion, estimated for one core.
+    key_bytes: what the dealer sends to each party. multiply_adds, seconds: of a party's expansion (and of turning the table in
+    the program, where that is done: `Table.spread`), estimated for one core.
     max_error: the largest seen on the range. continued: whether `table.function` leaves the given function beyond the range.
     """
 
@@ -63,10 +67,10 @@ class Shape:
         return dpf.key_bytes(self.segments.bit_length() - 1, self.degree + 1)
 
     def expansion(self, limbs: int = 1) -> tuple[int, float]:
-        """(multiply-adds, seconds) of expanding one element: the tree, and the linear map where the table is turned."""
+        """(multiply-adds, seconds) of one element: the tree's end, and the map that turns the table; 0 limbs: in the program."""
         words = self.segments * (self.degree + 1)
         if limbs == 0:
-            return words, words * _EXPAND_SECONDS
+            return words, words * _EXPAND_SECONDS + _SPREAD_SECONDS
         products = limbs * self.segments**2 * (self.degree + 1) * (self.degree + 2) // 2
         return products, words * (_EXPAND_SECONDS + limbs * _LIMB_SECONDS) + products * _MULTIPLY_SECONDS
 
@@ -129,19 +133,20 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
     for i in range(table.degree + 1):
         total += power * sum(comb(p, i) * rows[:, p] * payload[:, p - i] for p in range(i, table.degree + 1))
         power = power * place >> table.place_bits
-    unused = 64 - min(64, table.modulus)
+    unused = _RING - min(_RING, table.modulus)
     return raw / 2.0**input_bits, (total << unused >> unused) / 2.0**table.output_bits
 
 
-def largest_error(table: Table, function: Function, span: tuple[float, float], draws: int = 1) -> float:
+def largest_error(table: Table, function: Function, span: tuple[float, float], points: int = _MANY, draws: int = 1) -> float:
     """The largest error of the protocol on a dense grid of the range, both ends and both sides of each edge included."""
-    x, error = errors(table, function, span, draws)
-    return float(error.max())
+    return float(errors(table, function, span, points, draws)[1].max())
 
 
-def errors(table: Table, function: Function, span: tuple[float, float], draws: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """The grid of a range, and the largest error at each point over `draws` random masks."""
-    x = _grid(table, span)
+def errors(
+    table: Table, function: Function, span: tuple[float, float], points: int = _MANY, draws: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """The grid of a range, and the largest error at each of its points over `draws` random masks."""
+    x = _grid(table, span, points)
     random = np.random.default_rng(0)
     worst = np.zeros(len(x))
     for _ in range(draws):
@@ -198,17 +203,17 @@ def _fitted(
     """(the least error of a shape, with the finest numbers; the table of the coarsest numbers that keep `max_error`, if any)."""
     with np.errstate(all="ignore"):
         try:
-            finest = table_of(shape, function, stock, span, *_FINEST)
-            least = largest_error(finest, function, span) if finest.modulus <= 64 else inf
+            finest = table_of(shape, function, stock, span, _BITS[-1], _PLACE_BITS[-1])
+            least = largest_error(finest, function, span, _FEW) if finest.modulus <= _RING else inf
         except ValueError:  # not finite beyond the range
             return inf, None
     if least > max_error:
         return least, None
     for bits, place_bits in _precisions():
         table = table_of(shape, function, stock, span, bits, place_bits)
-        if largest_error(table, function, span) > max_error:
+        if largest_error(table, function, span, _FEW) > max_error:
             continue
-        error = largest_error(table, function, span, _DRAWS)
+        error = largest_error(table, function, span, draws=_DRAWS)
         if error <= max_error:
             products, seconds = shape.expansion(0 if table.spread else _limbs(table))
             return least, PlannedTable(table, shape.key_bytes, products, seconds, error, shape.continued)
@@ -217,8 +222,7 @@ def _fitted(
 
 def _precisions() -> list[tuple[int, int]]:
     """(bits, place_bits), those first whose tables take the fewest bits to turn."""
-    every = [(b, p) for b in range(_COARSEST[0], _FINEST[0] + 1) for p in range(_COARSEST[1], _FINEST[1] + 1)]
-    return sorted(every, key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
+    return sorted(product(_BITS, _PLACE_BITS), key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
 
 
 def _limbs(table: Table) -> int:
@@ -240,12 +244,12 @@ def _position(table: Table, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scaled >> table.place_bits & (table.segments - 1), scaled & ((1 << table.place_bits) - 1)
 
 
-def _grid(table: Table, span: tuple[float, float]) -> np.ndarray:
+def _grid(table: Table, span: tuple[float, float], points: int) -> np.ndarray:
     """Evenly spaced points with both ends, and the places next to each edge."""
     unit = 2.0 ** (table.width_bits - table.place_bits)
     edges = table.low + np.arange(table.segments) * 2.0**table.width_bits
     near = (edges[:, None] + unit * np.array([-1.0, -0.5, 0.0, 0.5, 1.0])).reshape(-1)
-    x = np.concatenate([np.linspace(*span, max(_POINTS, 8 * table.segments)), near])
+    x = np.concatenate([np.linspace(*span, points), near])
     return np.sort(x[(x >= span[0]) & (x <= span[1])])
 
 

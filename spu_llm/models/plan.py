@@ -8,7 +8,7 @@ from math import floor, log2
 from ..dealer.table import Table
 from ..errors import UserError
 from ..primitives import functions
-from ..primitives.attention import SoftmaxPlan
+from ..primitives.attention import Refinement, SoftmaxPlan
 from ..primitives.norm import UNIT_BITS, NormPlan, root_table
 from .calibration import Calibration
 from .config import DecoderConfig
@@ -18,6 +18,7 @@ _MARGIN = 2.0  # how far beyond what was seen a range is made to reach
 _LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keeps it rare, and a cut weight is a large one
 _SCORE_MARGIN = 1.25
 _LEAST_SUM = 0.05
+_GOOD_SUMS = (-3.5, 7.5)  # logs of sums over exp(reference) that the tables of one stage take, at the worst by cutting weights
 _SPREAD = 1000.0  # a norm's table covers mean squares up to this many units
 
 
@@ -41,7 +42,7 @@ def plan_model(config: DecoderConfig, calibration: Calibration) -> ModelPlan:
     highs = [layer.activation[1] for layer in calibration.layers]
     relative = min(layer.relative[0] for layer in calibration.layers)
     exp = _exponential(relative)
-    softmax = SoftmaxPlan(exp, functions.reciprocal(_LEAST_SUM, 3.98, degree=3), functions.power_of_two(8192, -3))
+    softmax = _softmax(exp, [layer.log_sum for layer in calibration.layers])
     norm = NormPlan(root_table(config.width, 1 / _MARGIN, _SPREAD, config.epsilon, segments=8192))
     return ModelPlan(BlockPlan(norm, softmax, _activation(config, min(lows), max(highs))), units, final)
 
@@ -64,6 +65,15 @@ def _exponential(relative: float) -> Table:
         if relative * _SCORE_MARGIN > low:
             return functions.exponential(low, _LARGEST, segments)
     raise UserError(f"scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches {-low:.0f}")
+
+
+def _softmax(exp: Table, log_sums: list[tuple[float, float]]) -> SoftmaxPlan:
+    """Sums straight from the learned references where these are good, else from a refined one."""
+    inverse = functions.reciprocal(_LEAST_SUM, 3.98, degree=3)
+    low, high = min(low for low, _ in log_sums), max(high for _, high in log_sums)
+    if _GOOD_SUMS[0] < low and high < _GOOD_SUMS[1]:
+        return SoftmaxPlan(exp, inverse, functions.power_of_two(8192, -3))
+    return SoftmaxPlan(exp, inverse, functions.power_of_two(8192, -12), Refinement(exp, functions.twice_log(8192, -3)))
 
 
 def _activation(config: DecoderConfig, low: float, high: float) -> Table | None:

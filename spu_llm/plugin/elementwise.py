@@ -204,8 +204,8 @@ def directly(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value], shape:
         if all(np.dtype(value.dtype).kind in "biu" for value in decides if isinstance(value, Secret)):
             raise refuse_secret_mask(interpreter, eqn)
         raise UserError(
-            f"{interpreter.where(eqn)}: {name} of different secrets has no rule; rewrite it with sums, products and functions of one "
-            "value"
+            f"{interpreter.where(eqn)}: {name} of different secrets has no rule; rewrite it with sums, products and functions of "
+            "one value"
         )
     return ARITHMETIC[name](interpreter, eqn, inputs, shape)
 

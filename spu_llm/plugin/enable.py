@@ -15,6 +15,8 @@ from spu.utils import frontend, simulation
 
 from ..errors import UserError
 from ..primitives.stock import FRACTION_BITS
+from ..runtime.program import Program
+from ..runtime.trust import check_trust
 from .plugin import Plugin, Traced
 
 
@@ -80,8 +82,8 @@ class _Enabling:
         leaves = jax.tree_util.tree_leaves((tuple(args), kwargs))
         if not all(isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float)) for leaf in leaves):
             raise UserError(
-                "within `with spu_llm.enable()` only sim_jax finds its material by itself; for a Session use enable(f).compile, for "
-                "a SecretFlow device spu(enable(f).program)(material, ...)"
+                "within `with spu_llm.enable()` only sim_jax finds its material by itself; for a Session use enable(f).compile, "
+                "for a SecretFlow device spu(enable(f).program)(material, ...)"
             )
         traced = plugin.traced(tuple(args), kwargs)
         dealt, name = traced.dealt, f"spu_llm.material.{next(_NAMES)}"
@@ -93,7 +95,10 @@ class _Enabling:
         with enable_x64():
             material = jax.ShapeDtypeStruct((dealt.specification.words,), np.int64)
             secret = [*visibility, libspu.Visibility.VIS_SECRET]
-            return original(kind, program, [*map(np.asarray, leaves), material], {}, [*names, name], secret, outputs, **more)
+            inputs = [*map(np.asarray, leaves), material]
+            executable, out = original(kind, program, inputs, {}, [*names, name], secret, outputs, **more)
+        check_trust(Program(plugin.__name__, executable.code.decode(), traced.tree, traced.tree))
+        return executable, out
 
     def _plugin(self, function: Callable, args: Any, static: Any, static_names: Any) -> tuple[Plugin, tuple[int, ...]]:
         """A new plugin for every call, as sim_jax compiles for every call: what the function closes over may have changed."""

@@ -322,7 +322,8 @@ class FloatEngine:
         return jax.nn.one_hot(x, places, dtype=jnp.float32)
 
     def enter(self, x: Any) -> Any:
-        return jnp.asarray(x)
+        x = jnp.asarray(x)
+        return self._note(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     def leave(self, x: Any, dtype: Any) -> Any:
         return x.astype(dtype)

@@ -5,7 +5,7 @@ the winner goes on, with its index: the lookup of rank 0 also gives it times wha
 index, so no product costs a message. At the end the index is made a one-hot (select.py), 1 round more.
 
 For n = 16 (64, 256, 1,000) numbers of 39 bits: 4 (9, 9, 13) messages, 2 (5, 37, 79) KB, 0.04 (0.08, 0.7, 1.3) MB of dealer
-bytes to both parties together, 6 (7, 21, 36) ms online and 2 (4, 8, 13) ms offline on two busy cores.
+bytes to both parties together, 6 (7, 21, 36) ms online and 2 (4, 8, 13) ms offline on two cores.
 """
 
 from __future__ import annotations

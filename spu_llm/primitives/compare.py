@@ -4,16 +4,16 @@ x = c - u for the opened c and the dealer's u. The sign of x is the sum modulo 2
 their low bits. Those are cut into K chunks. For each the dealer shares a table over c's chunk: whether that is above (1) or
 below (-1) u's chunk, times 2^(k-1) for chunk k > 0; chunk 0 tells "below" only. The entries at c's chunks, picked locally, add
 up to a number of K bits, which is negative if there is a borrow and not otherwise. Its sign is found the same way: 63 bits
-become 13, these become 3, and a table of 2^3 entries ends it. Only that one has words of the whole ring; all others need be
+become 16, these become 3, and a table of 2^3 entries ends it. Only that one has words of the whole ring; all others need be
 right modulo 2^K only, so that their words are K / 8 bytes long and plain words cost less than distributed point functions.
 
 The last table may also hold the bit times anything the dealer knows. So the product of the bit with an opened value, which
 relu, maximum and argmax need, costs no message.
 
-Of 1,000 elements with |raw| < 2^63 (2^39; 2^20), each: 24 (24; 16) bytes in 3 (3; 2) messages; 944 (320; 256) dealer bytes to
-both parties together, 475 (295; 146) words of material. On two busy cores 27 (15; 9) ms online, of which picking entries is
-three quarters, and 7 (5; 2) ms offline. Chunks of 8 bits would save a message and a third of the time, and take 4 KB of dealer
-bytes, 2,300 words and ten times as long offline.
+Of 1,000 elements with |raw| < 2^63 (2^39; 2^20), each: 24 (24; 16) bytes in 3 (3; 2) messages; 672 (320; 256) dealer bytes to
+both parties together, 363 (295; 146) words of material. On two cores 25 (15; 8) ms online, of which picking entries is three
+quarters, and 6 (5; 2) ms offline. Chunks of 8 bits would save a message and nearly half the time online, but take 4 KB of
+dealer bytes, 2,300 words and ten times the time offline.
 
 Comparing after a masked opening: Boyle, Gilboa, Ishai, "Secure Computation with Preprocessing via Function Secret Sharing"
 (TCC 2019). Comparing digits, then what that gave: Garay, Schoenmakers, Villegas, "Practical and Secure Solutions for Integer

@@ -41,6 +41,16 @@ def reciprocal(low: float, high: float, segments: int = 256, degree: int = 2) ->
     return Table(lambda x: 1 / np.maximum(x, low), lambda x: 1.0 / x, 0.0, segments, width, degree)
 
 
+def twice_log(segments: int, width_bits: int) -> Table:
+    """2 log x from 0 on; constant below half a segment."""
+    least = 2.0 ** (width_bits - 1)
+
+    def log(x: np.ndarray) -> np.ndarray:
+        return 2 * np.log(np.maximum(x, least))
+
+    return Table(log, lambda x: 2 * jax.numpy.log(x), 0.0, segments, width_bits, 2)
+
+
 def power_of_two(segments: int, width_bits: int) -> Table:
     """A power of two near 1 / x for each segment from 0 on, so that x times it lies in [0.7, 3] above the first one."""
     width = 2.0**width_bits

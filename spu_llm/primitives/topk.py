@@ -4,8 +4,9 @@ Each number is opened once (8 bytes). A pair's difference is then opened, too, u
 comparison (compare.py) costs what comes after its first opening: 2 rounds, 16 bytes a pair. Adding up a number's lost
 comparisons is local and gives its rank, 0 for the largest. One more opening (8 bytes a number) looks up whether that is below k.
 
-4 rounds and 8 (n^2 + n) bytes a row of n, 3 rounds and half of it up to 24 bits. For 64 (256) numbers of 39 bits: 33 (526) KB,
-0.7 (11) MB of dealer bytes, 0.04 (0.26) s online and 0.01 (0.5) s offline on two busy cores. Fewer bits are worth having.
+4 rounds and 8 (n^2 + n) bytes a row of n; up to 30 bits 3 rounds and about half of that. For 64 (256) numbers of 39 bits: 33
+(526) KB, 0.7 (11) MB of dealer bytes to both parties together, 0.04 (0.3) s online and 0.02 (0.5) s offline on two cores. With
+20 bits half the time: fewer bits are worth having.
 """
 
 from __future__ import annotations

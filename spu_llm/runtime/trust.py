@@ -46,7 +46,8 @@ def check_trust(program: Program) -> None:
 def _is_local(name: str, line: str) -> bool:
     operands = _operands(line)
     if name == "convert":  # between floats, or between integers, only the name of the type changes
-        return len({"f" if re.search(r"[x<]f\d+>", kind) else "i" for kind in line.rsplit(" : ", 1)[-1].split("->")}) == 1
+        types = re.findall(r"[x<](f|u?i)(\d+)>", line.rsplit(" : ", 1)[-1])
+        return len({kind.strip("u") for kind, _ in types}) == 1 and all(size != "1" for _, size in types)
     secret = [i for i, kind in enumerate(operands) if _SECRET in kind]
     if name in _BILINEAR:
         return len(secret) <= 1 and not any(re.search(r"[x<]f\d+>", kind) for kind in operands)

@@ -50,7 +50,7 @@ def forward(model, family, mask):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
-    """(name, function, arguments, which positions count)."""
+    """(name, plugin, arguments, which positions count)."""
     model = FAMILIES[request.param]()
     random = np.random.default_rng(0)
 
@@ -62,13 +62,13 @@ def family(request):
     mask = np.ones((2, LENGTH), np.int32)
     mask[0, :2] = 0  # padded on the left, so that in the first two rows the causal mask hides the rest
     shown = np.ones((2, 3), bool) if request.param == "t5" else mask > 0
-    return request.param, forward(model, request.param, mask), (ids, params), shown
+    function = forward(model, request.param, mask)
+    return request.param, spu_llm.enable(function, ranges=spu_llm.calibrate(function, (ids, params))), (ids, params), shown
 
 
 def test_logits_and_traffic(family):
-    name, function, args, shown = family
-    want = np.asarray(function(*args))[shown]
-    plugin = spu_llm.enable(function, ranges=spu_llm.calibrate(function, args))
+    name, plugin, args, shown = family
+    want = np.asarray(plugin.function(*args))[shown]
     leaves, tree = jax.tree_util.tree_flatten(args)
     names = tuple(f"x{i}" for i in range(len(leaves)))
     with Session(ProtocolConfig()) as session:
@@ -79,7 +79,9 @@ def test_logits_and_traffic(family):
         with session.phase("ours") as ours:
             assisted.run(program, names, "logits")
         error = np.abs(session.receive("logits")[shown] - want).max()
-        stock = session.compile(name, lambda *flat: function(*tree.unflatten(flat)), tuple(Slot(x.shape, x.dtype) for x in leaves))
+        stock = session.compile(
+            name, lambda *flat: plugin.function(*tree.unflatten(flat)), tuple(Slot(x.shape, x.dtype) for x in leaves)
+        )
         with session.phase("stock") as theirs:
             session.run(stock, names, "logits")
     assert error < 5e-3
@@ -87,14 +89,12 @@ def test_logits_and_traffic(family):
 
 
 def test_under_sim_jax(family):
-    _, function, args, shown = family
-    want = np.asarray(function(*args))[shown]
-    ranges = spu_llm.calibrate(function, args)
+    _, plugin, args, shown = family
+    want = np.asarray(plugin.function(*args))[shown]
     simulator = Simulator.simple(2, libspu.ProtocolKind.SEMI2K, libspu.FieldType.FM64)
-    with spu_llm.enable(ranges=ranges):
-        got = sim_jax(simulator, function)(*args)
+    with spu_llm.enable(ranges=plugin.ranges):
+        got = sim_jax(simulator, plugin.function)(*args)
     assert np.abs(got[shown] - want).max() < 5e-3
-    plugin = spu_llm.enable(function, ranges=ranges)
     with enable_x64():
         got = sim_jax(simulator, plugin.program)(plugin.deal(*args), *args)
     assert np.abs(got[shown] - want).max() < 5e-3
@@ -102,10 +102,9 @@ def test_under_sim_jax(family):
 
 def test_hidden_tokens_change_nothing(family):
     """Other tokens where the padding mask hides them: to the last bit the same result."""
-    name, function, (ids, params), shown = family
-    plugin = spu_llm.enable(function, ranges=spu_llm.calibrate(function, (ids, params)))
-    other = ids.copy()
+    name, plugin, (ids, params), shown = family
     if name == "t5":
         pytest.skip("the same tokens enter the decoder, which hides none of them")
+    other = ids.copy()
     other[0, :2] = [7, 9]
     assert np.array_equal(plugin(ids, params)[shown], plugin(other, params)[shown])
