@@ -24,8 +24,9 @@ _SEGMENTS = tuple(1 << depth for depth in range(1, 13))
 _DEGREES = range(10)
 _BITS = range(10, 19)  # fraction bits of coefficients
 _PLACE_BITS = range(6, 17)  # a steep function needs many: its slope times a unit of the place is an error
-_FEW, _MANY = 1 << 11, 1 << 14  # points at which a candidate, and the choice, is measured
-_DRAWS = 8  # of masks, for the choice
+_FEW, _MANY = 1 << 11, 1 << 14  # places at which a candidate, and the choice, is measured
+_DRAWS = 4  # of masks of either kind, for the choice
+_SWEPT, _SWEEP = 32, 1 << 12  # places, and masks or places tried for each
 _LOW_BITS = 8  # bits of the input below its place: what is dropped there carries into the place or not
 _RING = 64
 _DOUBLE = 53  # bits of an integer that a float64 product sum keeps exact (see `Table.rotate`)
@@ -123,9 +124,8 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
 
     The same integers as `primitives/lookup.py` with an input c - u, shares added up.
     """
-    input_bits = table.place_bits - table.width_bits + _LOW_BITS
-    raw = np.round(x * 2.0**input_bits).astype(np.int64)
-    segment, place = _position(table, raw - round(table.low * 2.0**input_bits) + masks)
+    raw, origin, input_bits = _ring(table, x)
+    segment, place = _position(table, raw - origin + masks)
     mask_segment, mask_place = _position(table, masks)
     rows = table.coefficients[(segment - mask_segment) & (table.segments - 1)]
     payload = table.payload(mask_place)
@@ -137,23 +137,40 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
     return raw / 2.0**input_bits, (total << unused >> unused) / 2.0**table.output_bits
 
 
-def largest_error(table: Table, function: Function, span: tuple[float, float], points: int = _MANY, draws: int = 1) -> float:
-    """The largest error of the protocol on a dense grid of the range, both ends and both sides of each edge included."""
-    return float(errors(table, function, span, points, draws)[1].max())
+def worst_error(table: Table, function: Function, span: tuple[float, float]) -> float:
+    """The largest error that a search finds on the range: at random, then by other masks for the worst places, then the reverse.
+
+    Random masks alone miss a third of it: roundings must meet, and at the end of a segment one kind of mask is rare.
+    """
+    random = np.random.default_rng(1)
+    x, masks, error = errors(table, function, span, draws=_DRAWS)
+    worst = np.argsort(-error)[:_SWEPT]
+    shape, width = (_SWEPT, _SWEEP), 1 << (table.place_bits + _LOW_BITS)
+    tried = random.integers(0, width, shape)
+    found = _errors_at(table, function, np.repeat(x[worst], _SWEEP), tried.reshape(-1)).reshape(shape)
+    masks = np.take_along_axis(tried, found.argmax(1)[:, None], 1)
+    near = x[worst, None] + random.uniform(-0.1, 0.1, shape) * 2.0**table.width_bits
+    moved = _errors_at(table, function, np.clip(near, *span).reshape(-1), np.repeat(masks, _SWEEP))
+    return float(max(error.max(), found.max(), moved.max()))
 
 
 def errors(
     table: Table, function: Function, span: tuple[float, float], points: int = _MANY, draws: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """The grid of a range, and the largest error at each of its points over `draws` random masks."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A grid of a range, and for each point the worst mask of `draws` of either kind (`_masks`), with its error."""
     x = _grid(table, span, points)
     random = np.random.default_rng(0)
-    worst = np.zeros(len(x))
-    for _ in range(draws):
-        masks = random.integers(-(1 << 63), (1 << 63) - 1, len(x), endpoint=True)
-        held, found = emulate(table, x, masks)
-        worst = np.maximum(worst, np.abs(found - function(held)))
-    return x, worst
+    worst, error = np.zeros(len(x), np.int64), np.zeros(len(x))
+    for draw in range(2 * draws):
+        masks = _masks(table, x, random, borrows=bool(draw % 2))
+        found = _errors_at(table, function, x, masks)
+        worst, error = np.where(found > error, masks, worst), np.maximum(found, error)
+    return x, worst, error
+
+
+def _errors_at(table: Table, function: Function, x: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    held, found = emulate(table, x, masks)
+    return np.abs(found - function(held))
 
 
 def continue_from(function: Function, span: tuple[float, float], width: float, degree: int) -> Function:
@@ -204,20 +221,24 @@ def _fitted(
     with np.errstate(all="ignore"):
         try:
             finest = table_of(shape, function, stock, span, _BITS[-1], _PLACE_BITS[-1])
-            least = largest_error(finest, function, span, _FEW) if finest.modulus <= _RING else inf
+            least = _quick_error(finest, function, span) if finest.modulus <= _RING else inf
         except ValueError:  # not finite beyond the range
             return inf, None
     if least > max_error:
         return least, None
     for bits, place_bits in _precisions():
         table = table_of(shape, function, stock, span, bits, place_bits)
-        if largest_error(table, function, span, _FEW) > max_error:
+        if _quick_error(table, function, span) > max_error:
             continue
-        error = largest_error(table, function, span, draws=_DRAWS)
+        error = worst_error(table, function, span)
         if error <= max_error:
             products, seconds = shape.expansion(0 if table.spread else _limbs(table))
             return least, PlannedTable(table, shape.key_bytes, products, seconds, error, shape.continued)
     return least, None
+
+
+def _quick_error(table: Table, function: Function, span: tuple[float, float]) -> float:
+    return float(errors(table, function, span, _FEW)[2].max())
 
 
 def _precisions() -> list[tuple[int, int]]:
@@ -236,6 +257,25 @@ def _limbs(table: Table) -> int:
 def _least_limbs(shape: Shape) -> int:
     """No table of the shape has fewer."""
     return 0 if Table(np.asarray, np.asarray, 0.0, shape.segments, 0, 0).spread else 1
+
+
+def _ring(table: Table, x: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """(reals in the ring, the table's low end in the ring, their fraction bits): `_LOW_BITS` more than the place takes."""
+    bits = table.place_bits - table.width_bits + _LOW_BITS
+    return np.round(x * 2.0**bits).astype(np.int64), round(table.low * 2.0**bits), bits
+
+
+def _masks(table: Table, x: np.ndarray, random: np.random.Generator, borrows: bool) -> np.ndarray:
+    """Masks int64 [n] that make every input of x borrow, so that the segment after its own serves it, or make none do so.
+
+    Masks of one kind are uniform among themselves. At the ends of a segment one kind is too rare to be met by chance, and
+    that is where polynomials are worst.
+    """
+    raw, origin, _ = _ring(table, x)
+    width = 1 << (table.place_bits + _LOW_BITS)
+    free = width - (raw - origin) % width  # masks whose place is below this do not carry into the next segment
+    place = random.integers(np.minimum(free, width - 1), width) if borrows else random.integers(0, free)
+    return place + width * random.integers(0, table.segments, len(x))
 
 
 def _position(table: Table, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -47,6 +47,8 @@ def _elementwise(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) ->
     name = eqn.primitive.name
     if name == "exp" and isinstance(inputs[0], (Masked, Centred)):
         return exponential(interpreter, eqn, inputs[0])
+    if name == "max" and (kept := _above_nothing(inputs)) is not None:
+        return kept
     if name == "sub" and isinstance(inputs[1], Peak):
         return subtracted(interpreter, eqn, inputs[0], inputs[1])
     if name == "select_n" and is_public(inputs[0]):
@@ -55,6 +57,14 @@ def _elementwise(interpreter: Interpreter, eqn: Any, inputs: Sequence[Value]) ->
         return _of_masked(interpreter, eqn, inputs)
     plain = [value if is_public(value) else interpreter.plain(eqn, value) for value in inputs]
     return chained(interpreter, eqn, plain) or directly(interpreter, eqn, plain)
+
+
+def _above_nothing(inputs: Sequence[Value]) -> Value | None:
+    """The other input of a maximum with minus infinity, by which JAX starts some of its reductions."""
+    for value, other in (tuple(inputs), tuple(reversed(inputs))):
+        if is_public(value) and np.all(np.asarray(value) == -np.inf):
+            return other
+    return None
 
 
 def _addends(name: str, inputs: Sequence[Value]) -> Sequence[Value]:
