@@ -57,7 +57,7 @@ def _plan(config: DecoderConfig, length: int) -> BlockPlan:
     """Tables that the benchmark's inputs fit: unit variance, scores within a few units of position 0's."""
     period = max(_LEAST_PERIOD, 4.0 * length)
     softmax = SoftmaxPlan(functions.exponential(-18.0, 3.0, 32, 0, 5), functions.reciprocal(0.5, period, 1024, 3))
-    activation = {"gpt2": functions.gelu(approximate=True), "llama": functions.silu(-8.0, 64, -2), "opt": None}[config.family]
+    activation = {"gpt2": functions.gelu(approximate=True), "llama": functions.silu(), "opt": None}[config.family]
     return BlockPlan(NormPlan(root_table(config.width, 0.25, 16.0, config.epsilon, 1024)), softmax, activation)
 
 

@@ -26,7 +26,7 @@ _BITS = range(10, 19)  # fraction bits of coefficients
 _PLACE_BITS = range(6, 17)  # a steep function needs many: its slope times a unit of the place is an error
 _FEW, _MANY = 1 << 11, 1 << 14  # places at which a candidate, and the choice, is measured
 _DRAWS = 4  # of masks of either kind, for the choice
-_SWEPT, _SWEEP = 32, 1 << 12  # places, and masks or places tried for each
+_SWEPT, _SWEEP, _TURNS = 48, 1 << 12, 2  # worst places, masks or places tried for each, times that both are changed
 _LOW_BITS = 8  # bits of the input below its place: what is dropped there carries into the place or not
 _RING = 64
 _DOUBLE = 53  # bits of an integer that a float64 product sum keeps exact (see `Table.rotate`)
@@ -137,21 +137,29 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
     return raw / 2.0**input_bits, (total << unused >> unused) / 2.0**table.output_bits
 
 
-def worst_error(table: Table, function: Function, span: tuple[float, float]) -> float:
+def worst_error(table: Table, function: Function, span: tuple[float, float], enough: float = inf) -> float:
     """The largest error that a search finds on the range: at random, then by other masks for the worst places, then the reverse.
 
-    Random masks alone miss a third of it: roundings must meet, and at the end of a segment one kind of mask is rare.
+    Random masks alone miss a third of it: roundings must meet, and at the end of a segment one kind of mask is rare. The
+    search stops at an error above `enough`.
     """
     random = np.random.default_rng(1)
     x, masks, error = errors(table, function, span, draws=_DRAWS)
     worst = np.argsort(-error)[:_SWEPT]
-    shape, width = (_SWEPT, _SWEEP), 1 << (table.place_bits + _LOW_BITS)
-    tried = random.integers(0, width, shape)
-    found = _errors_at(table, function, np.repeat(x[worst], _SWEEP), tried.reshape(-1)).reshape(shape)
-    masks = np.take_along_axis(tried, found.argmax(1)[:, None], 1)
-    near = x[worst, None] + random.uniform(-0.1, 0.1, shape) * 2.0**table.width_bits
-    moved = _errors_at(table, function, np.clip(near, *span).reshape(-1), np.repeat(masks, _SWEEP))
-    return float(max(error.max(), found.max(), moved.max()))
+    x, masks, largest = x[worst, None], masks[worst, None], float(error.max())
+    for turn in range(2 * _TURNS):
+        if largest > enough:
+            break
+        if turn % 2:
+            near = x + random.uniform(-0.1, 0.1, (_SWEPT, _SWEEP)) * 2.0**table.width_bits
+            tried = np.clip(near, *span), np.broadcast_to(masks, near.shape)
+        else:
+            other = random.integers(0, 1 << (table.place_bits + _LOW_BITS), (_SWEPT, _SWEEP))
+            tried = np.broadcast_to(x, other.shape), other
+        found = _errors_at(table, function, *(part.reshape(-1) for part in tried)).reshape(_SWEPT, _SWEEP)
+        x, masks = (np.take_along_axis(part, found.argmax(1)[:, None], 1) for part in tried)
+        largest = max(largest, float(found.max()))
+    return largest
 
 
 def errors(
@@ -230,7 +238,7 @@ def _fitted(
         table = table_of(shape, function, stock, span, bits, place_bits)
         if _quick_error(table, function, span) > max_error:
             continue
-        error = worst_error(table, function, span)
+        error = worst_error(table, function, span, max_error)
         if error <= max_error:
             products, seconds = shape.expansion(0 if table.spread else _limbs(table))
             return least, PlannedTable(table, shape.key_bytes, products, seconds, error, shape.continued)

@@ -17,9 +17,10 @@ _EXACT_BITS = 53  # integers that a float64 product sum holds exactly
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A function f in numpy (`function`) and in JAX for stock SPU (`stock`), on [low, low + (segments - 1) * 2^width_bits], as polynomials of `degree` on segments of width 2^width_bits.
+    """A function f in numpy (`function`) and in JAX for stock SPU (`stock`), on [low, low + (segments - 1) * width].
 
-    `segments` is a power of two: the table has period segments * 2^width_bits, and gives a wrong value outside its range.
+    It is given by polynomials of `degree` on segments of width 2^width_bits / factor. `segments` is a power of two: the
+    table has period segments * width, and gives a wrong value outside its range.
     Coefficients are rounded to `bits` fraction bits and the place within a segment to `place_bits`; the output has
     `output_bits` = bits + 2 * place_bits fraction bits, untruncated.
     """
@@ -32,6 +33,7 @@ class Table:
     degree: int
     bits: int = 14
     place_bits: int = 10
+    factor: int = 1
 
     def __post_init__(self) -> None:
         if self.segments < 2 or self.segments & (self.segments - 1):
@@ -40,9 +42,13 @@ class Table:
             raise ValueError(f"a table of degree {self.degree}; use 0 to 12")
 
     @property
+    def width(self) -> float:
+        return 2.0**self.width_bits / self.factor
+
+    @property
     def high(self) -> float:
         """The largest input. The last segment is not usable: a borrow there would select the first one."""
-        return self.low + (self.segments - 1) * 2.0**self.width_bits
+        return self.low + (self.segments - 1) * self.width
 
     @property
     def output_bits(self) -> int:
@@ -71,8 +77,8 @@ class Table:
     def coefficients(self) -> np.ndarray:
         """[segments, degree + 1] int64 with `bits` fraction bits: powers of the place u in (-1, 1) around each left edge."""
         u = np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
-        edges = self.low + np.arange(self.segments) * 2.0**self.width_bits
-        values = self.function(edges + u[:, None] * 2.0**self.width_bits)
+        edges = self.low + np.arange(self.segments) * self.width
+        values = self.function(edges + u[:, None] * self.width)
         if not np.all(np.isfinite(values)):
             raise ValueError(f"the table's function is not finite on [{self.low}, {self.high}]; give it tails")
         fitted = np.polynomial.polynomial.polyfit(u, values, self.degree) if self.degree else self.function(edges)[None]
@@ -86,7 +92,7 @@ class Table:
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
         """What the protocol computes, up to the rounding of the place: real numbers in and out."""
-        position = (np.asarray(x, np.float64) - self.low) / 2.0**self.width_bits
+        position = (np.asarray(x, np.float64) - self.low) / self.width
         edge = np.floor(position).astype(np.int64)
         row = self.coefficients[edge & (self.segments - 1)]
         powers = (position - edge)[..., None] ** np.arange(self.degree + 1)
@@ -139,14 +145,14 @@ class ExponentialTable(Table):
     @cached_property
     def _scales(self) -> np.ndarray:
         """[segments] exp at the left edges, `bits` fraction bits."""
-        edges = self.low + np.arange(self.segments) * 2.0**self.width_bits
+        edges = self.low + np.arange(self.segments) * self.width
         return np.round(np.exp(np.minimum(edges, self.largest)) * 2.0**self.bits)
 
     @cached_property
     def _series(self) -> np.ndarray:
         """[degree + 1] polynomial of exp(u * width) for u in (-1, 1)."""
         u = np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
-        return np.polynomial.polynomial.polyfit(u, np.exp(u * 2.0**self.width_bits), self.degree)
+        return np.polynomial.polynomial.polyfit(u, np.exp(u * self.width), self.degree)
 
     @cached_property
     def coefficients(self) -> np.ndarray:

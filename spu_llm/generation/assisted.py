@@ -100,7 +100,9 @@ class AssistedDecoder:
         self._embed([*tokens, *[0] * (padded - count)])
         self._run_layers(padded)
         self.length += count
-        return self._logits(padded, range(count - 1, count) if last_only else range(count))
+        found = self._logits(padded, range(count - 1, count) if last_only else range(count))
+        self.assisted.check_ranges()
+        return found
 
     @property
     def trust(self) -> str:

@@ -18,6 +18,7 @@ _MARGIN = 2.0  # how far beyond what was seen a range is made to reach
 _LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keeps it rare, and a cut weight is a large one
 _SCORE_MARGIN = 1.25
 _LEAST_SUM = 0.05
+_ACTIVATION_MARGIN = 1.3
 _GOOD_SUMS = (-3.5, 7.5)  # logs of sums over exp(reference) that the tables of one stage take, at the worst by cutting weights
 _SPREAD = 1000.0  # a norm's table covers mean squares up to this many units
 
@@ -81,4 +82,8 @@ def _activation(config: DecoderConfig, low: float, high: float) -> Table | None:
         return None
     if config.family == "gpt2":
         return functions.gelu(-8.0 if low > -6 and high < 6 else -16.0, 64 if low > -6 and high < 6 else 128, approximate=True)
-    return functions.silu(-48.0, 64, 1) if max(-low, high) * 1.2 < 48 else functions.silu(-96.0, 128, 1)
+    for segments in (32, 64):
+        table = functions.silu(-52.0 * segments / 32, segments)
+        if table.low < low * _ACTIVATION_MARGIN and high * _ACTIVATION_MARGIN < table.high:
+            return table
+    raise UserError(f"gates from {low:.0f} to {high:.0f} on the calibration text exceed the table of SiLU, {table.low} to {table.high:.0f}")

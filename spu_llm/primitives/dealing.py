@@ -155,7 +155,7 @@ def logical_shift(x: Any, bits: int) -> Any:
     if bits == 0:
         return x
     filled = (1 << (RING - bits)) - 1
-    return (x >> bits) & filled if isinstance(x, np.ndarray) else jnp.bitwise_and(jnp.right_shift(x, bits), filled)
+    return (x >> bits) & filled if isinstance(x, (np.ndarray, np.generic)) else jnp.bitwise_and(jnp.right_shift(x, bits), filled)
 
 
 def _low(x: Any, bits: int) -> Any:

@@ -34,6 +34,7 @@ def lookup(x: Fixed, table: Table, modulus: int | None = None) -> Fixed:
     opened by the next protocol, and costs the parties expansion time.
     """
     modulus = modulus or table.modulus
+    x = x.times_integer(table.factor)
     place = x.bits + table.width_bits - table.place_bits
     if place < 0 or place + table.place_bits + table.depth > x.modulus - 2:
         raise ValueError(
@@ -45,8 +46,8 @@ def lookup(x: Fixed, table: Table, modulus: int | None = None) -> Fixed:
 
 def _plain(x: Any, *, table: Table, bits: int, known: int, modulus: int) -> Any:
     """The table itself on floating point: what every other meaning is compared with."""
-    edges, place = jnp.asarray(table.coefficients), x.astype(jnp.float64) / 2.0**bits - table.low
-    position = place / 2.0**table.width_bits
+    edges, place = jnp.asarray(table.coefficients), x.astype(jnp.float64) / 2.0**bits / table.factor - table.low
+    position = place / table.width
     edge = jnp.floor(position).astype(jnp.int64)
     row = edges[jnp.bitwise_and(edge, table.segments - 1)]
     powers = (position - edge)[..., None] ** jnp.arange(table.degree + 1)
@@ -54,7 +55,7 @@ def _plain(x: Any, *, table: Table, bits: int, known: int, modulus: int) -> Any:
 
 
 def _stock(x: Any, *, table: Table, bits: int, known: int, modulus: int) -> Any:
-    return to_raw(table.stock(to_real(x, bits)), table.output_bits)
+    return to_raw(table.stock(to_real(x, bits) * (1 / table.factor)), table.output_bits)
 
 
 def _dealer(
@@ -63,7 +64,7 @@ def _dealer(
     shift = bits + table.width_bits - table.place_bits
     c = yield from dealing.open(x)
     assert x.mask is not None
-    low = round(table.low * 2.0**bits)
+    low = round(table.low * table.factor * 2.0**bits)
     if dealing.violations is not None:
         dealing.violations.append((yield from violation(dealing, x, low, bits + table.width_bits + table.depth, known)))
     words = dealing.recorder.table(x.mask, table, shift, modulus).share

@@ -57,7 +57,7 @@ def observe(function: Callable, *args: Any) -> tuple[Any, list[Site]]:
 
 
 def _of_lookup(inputs: list[Any], result: Any, params: dict[str, Any]) -> list[Site]:
-    table, x = params["table"], np.asarray(inputs[0]) / 2.0 ** params["bits"]
+    table, x = params["table"], np.asarray(inputs[0]) / 2.0 ** params["bits"] / params["table"].factor
     if table.low == 0:  # of numbers that are never negative: near 0 is not near a bound
         return [_site("lookup", np.where(x < 0, np.inf, x / table.high))]
     middle, half = (table.high + table.low) / 2, (table.high - table.low) / 2

@@ -20,6 +20,7 @@ from ..dealer.generator import Dealer, message_bytes, receive, run_stream
 from ..dealer.material import Specification
 from ..dealer.prg import Stream, derive_key
 from ..dealer.store import Counter
+from ..errors import UserError
 from ..primitives.dealing import Dealt, with_material
 from .party import Party
 from .profile import Traffic
@@ -28,6 +29,9 @@ from .session import Session
 from .trust import check_trust
 
 TRUST = "third-party dealer, which sees no input, weight or opening, and colludes with neither party"
+
+
+_VIOLATION = "violation"
 
 
 def offline(phase: str) -> str:
@@ -90,6 +94,7 @@ class Assisted:
         self._dealer = Dealer((self._keys[0], self._keys[1]))
         self._counter = counter or Counter(None)
         self._masks: dict[str, np.ndarray] = {}
+        self._violation = [np.zeros((), np.int64)] * len(session.parties)
 
     def mask_operand(self, name: str, value: np.ndarray, owner: str, transposed: bool = False) -> OperandName:
         """Make ring integers known to `owner` a masked operand: value - mask becomes public, the mask stays with the owner.
@@ -120,7 +125,7 @@ class Assisted:
         operands = {i: leaf.name for i, leaf in enumerate(leaves) if isinstance(leaf, OperandSlot)}
         kept = {i: leaf.name for i, leaf in enumerate(keeps) if leaf is not None}
         with enable_x64():
-            dealt = with_material(lambda *flat: function(*jax.tree_util.tree_unflatten(tree, flat)), shapes, operands, kept)
+            dealt = with_material(lambda *flat: function(*jax.tree_util.tree_unflatten(tree, flat)), shapes, operands, kept, True)
         material = Slot((dealt.specification.words,), np.int64)
         slots = [leaf.slots if isinstance(leaf, OperandSlot) else leaf for leaf in leaves]
         turned = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, OperandSlot) and leaf.transposed)
@@ -139,9 +144,25 @@ class Assisted:
             if isinstance(leaf, OperandSlot)
         }
         kept = self._supply(dealt.specification, masks, publics or {})
-        self.session.run(dealt.program, ("material", *map(_variables, names)), list(map(_variables, results)))
+        outputs = [*map(_variables, results), _VIOLATION]
+        self.session.run(dealt.program, ("material", *map(_variables, names)), outputs)
+        self._violation = [a + b for a, b in zip(self._violation, self.session.words(_VIOLATION), strict=True)]
         for i, slot_name in dealt.keeps.items():
             self._masks[results[i].name] = kept[slot_name]
+
+    def check_ranges(self) -> None:
+        """Prove that every lookup since the last check had its input in range: one number for the client, 8 bytes.
+
+        The client learns that, or in the other case the number of twos in a random number (see `range_check.py`). Raises
+        UserError then: what was computed is worth nothing.
+        """
+        total = self.session.give([np.asarray(share) for share in self._violation])
+        self._violation = [np.zeros((), np.int64)] * len(self._violation)
+        if total:
+            raise UserError(
+                "range check: a value left its table during this pass, so its result is void; calibrate on text like this one "
+                "(calibration in the model's config), or give the model a prefix that takes its outliers"
+            )
 
     def _supply(self, specification: Specification, masks: dict[str, np.ndarray], publics: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Deal one run's material, send it to the parties, and have them make their shares of the material vector."""

@@ -165,6 +165,20 @@ class Session:
         """As `place`, each party making its share (int64, SEMI2K) itself."""
         self._each(lambda party: party.runtime.set_var(name, shares.additive(make(party))))
 
+    def words(self, name: str) -> list[np.ndarray]:
+        """Each party's own share of an integer variable, for that party to work on; nothing is sent."""
+        return self._each(lambda party: shares.additive_words(party.runtime.get_var(name)))
+
+    def give(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Give an additively shared number to the client alone: each other party sends its share."""
+
+        def work(party: Party) -> None:
+            if party.rank:
+                party.count(parts[party.rank].nbytes, 1)
+
+        self._each(work)
+        return np.sum(parts, axis=0, dtype=np.int64)
+
     def keep_opened(self, name: str, slot: Slot) -> None:
         """Mark a variable as a static operand: its masked value is opened by the first product and then re-used.
 

@@ -37,6 +37,11 @@ def additive(words: np.ndarray) -> libspu.Share:
     return share
 
 
+def additive_words(share: libspu.Share) -> np.ndarray:
+    """The inverse of `additive`."""
+    return np.frombuffer(_content(share), np.int64).reshape(shape_of(share))
+
+
 def _chunk(data: memoryview, start: int) -> bytes:
     chunk = libspu.ValueChunk()
     chunk.total_bytes, chunk.chunk_offset = len(data), start

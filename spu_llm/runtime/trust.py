@@ -13,7 +13,7 @@ from .program import Program
 
 _OPERATION = re.compile(r'pphlo\.(?P<name>custom_call @?"?[\w.]+|\w+)')
 _SECRET = "pphlo.secret"
-_ALL = 99
+_ALL = 1 << 30
 
 _LOCAL = {
     **dict.fromkeys(("add", "subtract", "negate", "reshape", "transpose", "slice", "concatenate", "broadcast", "free"), _ALL),
