@@ -140,7 +140,9 @@ def bench() -> None:
 @click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads (llama only).  [default: as --heads]")
 @click.option("--ffn", default=3072, show_default=True, type=click.IntRange(1))
 @click.option("--context", default=64, show_default=True, type=click.IntRange(1), help="Positions in the cache already.")
-@click.option("--ops", default="stock", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations; plugin runs both.")
+@click.option(
+    "--ops", default="stock", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations; plugin runs both."
+)
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Timed passes; the median is printed.")

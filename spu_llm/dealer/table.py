@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, comb, log2
-
 from typing import Any
 
 import numpy as np

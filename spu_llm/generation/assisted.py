@@ -36,7 +36,7 @@ from ..primitives.fixed import Fixed, encode
 from ..primitives.norm import normalised, unit_factor
 from ..primitives.truncate import truncate
 from ..runtime import Session, Slot
-from ..runtime.assisted import TRUST, Assisted, DealtProgram, OperandName, OperandSlot
+from ..runtime.assisted import TRUST, Assisted, DealtProgram, OperandSlot
 from .progress import Progress, silent
 from .secure import bucket, padded_rows, vocabulary_block
 

@@ -47,7 +47,7 @@ class LayerRanges:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The result: one entry a layer. A layer's reference [width + 1 + 2, heads] is weights, bias, and slopes of `place_features`."""
+    """The result, one entry a layer. A reference [width + 1 + 2, heads] holds weights, bias, and slopes of `place_features`."""
 
     layers: tuple[LayerRanges, ...]
     references: tuple[np.ndarray, ...]
@@ -120,7 +120,7 @@ def _forward(config: DecoderConfig, layer: dict[str, Any], x: jax.Array) -> tupl
     return x, found
 
 
-def _dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _dense(x: jax.Array, kernel: Any, bias: Any) -> jax.Array:
     y = x @ jnp.asarray(kernel, x.dtype)
     return y if bias is None else y + jnp.asarray(bias, x.dtype)
 

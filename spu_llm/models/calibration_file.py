@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -23,15 +22,15 @@ _LONGEST = 160  # tokens of one text; longer ones are cut
 _CHECKED = 48  # tokens that the fixed-point layers are tried on
 
 
-def calibration_for(
-    model: ModelConfig, checkpoint: Checkpoint, progress: Progress = silent
-) -> tuple[Calibration, RangeReport]:
+def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progress = silent) -> tuple[Calibration, RangeReport]:
     """The calibration of a model on its config's text and how its plan fared, measured now if that was not done before.
 
     Raises UserError where the model names no text, the text cannot be read, or a value leaves its bound on it.
     """
     if model.calibration is None:
-        raise UserError(f"model {model.name}: ops plugin needs a text to calibrate its tables on; set calibration in the model's config")
+        raise UserError(
+            f"model {model.name}: ops plugin needs a text to calibrate its tables on; set calibration in the model's config"
+        )
     try:
         text = model.calibration.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +61,9 @@ def _save(path: Path, calibration: Calibration, report: RangeReport) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     ranges = [astuple(layer) for layer in calibration.layers]
-    facts = json.dumps({"layers": ranges, "final": calibration.final_squares, "tokens": calibration.tokens, "report": astuple(report)})
+    facts = json.dumps(
+        {"layers": ranges, "final": calibration.final_squares, "tokens": calibration.tokens, "report": astuple(report)}
+    )
     save_file({f"reference.{i}": value for i, value in enumerate(calibration.references)}, part, {"calibration": facts})
     part.replace(path)
 

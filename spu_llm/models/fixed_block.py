@@ -134,9 +134,7 @@ def _add(x: Fixed, h: Fixed, kernel: Fixed, bias: Fixed | None) -> Fixed:
     return _biased(x + contract("nk,km->nm", truncate(h, BITS), kernel), bias)
 
 
-def _heads(
-    config: DecoderConfig, h: Fixed, slopes: Fixed | None, angles: Angles
-) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
+def _heads(config: DecoderConfig, h: Fixed, slopes: Fixed | None, angles: Angles) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
     """q [n, groups, queries, head_width], k, v [n, groups, head_width], and the learned reference [n, groups, queries] if any."""
     n, groups, width = h.shape[0], config.kv_heads, config.head_width
     per = config.heads // groups

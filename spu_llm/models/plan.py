@@ -65,7 +65,9 @@ def _exponential(relative: float) -> Table:
         low = 14.0 - 2 * (segments - 1)
         if relative * _SCORE_MARGIN > low:
             return functions.exponential(low, _LARGEST, segments)
-    raise UserError(f"scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches {-low:.0f}")
+    raise UserError(
+        f"scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches {-low:.0f}"
+    )
 
 
 def _softmax(exp: Table, log_sums: list[tuple[float, float]]) -> SoftmaxPlan:
@@ -86,4 +88,6 @@ def _activation(config: DecoderConfig, low: float, high: float) -> Table | None:
         table = functions.silu(-52.0 * segments / 32, segments)
         if table.low < low * _ACTIVATION_MARGIN and high * _ACTIVATION_MARGIN < table.high:
             return table
-    raise UserError(f"gates from {low:.0f} to {high:.0f} on the calibration text exceed the table of SiLU, {table.low} to {table.high:.0f}")
+    raise UserError(
+        f"gates from {low:.0f} to {high:.0f} on the calibration text exceed the table of SiLU, {table.low} to {table.high:.0f}"
+    )

@@ -40,7 +40,12 @@ class RangeReport:
 
 
 def check_plan(
-    decoder: Decoder, calibration: Calibration, plan: ModelPlan, text: Sequence[int], prefix: Sequence[int], progress: Progress = silent
+    decoder: Decoder,
+    calibration: Calibration,
+    plan: ModelPlan,
+    text: Sequence[int],
+    prefix: Sequence[int],
+    progress: Progress = silent,
 ) -> RangeReport:
     """Run one text through all layers in plaintext fixed point. Raises UserError naming the first site that a value leaves."""
     config, n, start = decoder.config, len(text), len(prefix)
@@ -61,7 +66,8 @@ def check_plan(
             name = f"layer {i}, {site.kind} {number}"
             if site.outside:
                 raise UserError(
-                    f"{name}: {site.outside} of {site.values} values on the calibration text leave its bound ({site.used:.2f} of it); "
+                    f"{name}: {site.outside} of {site.values} values on the calibration text leave its bound "
+                    f"(the largest is {site.used:.2f} of it); "
                     "give the model a prefix that takes its outliers, or more calibration text"
                 )
             values, outside = values + site.values, outside + site.outside

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-
 from ..dealer.table import Table
 from .contract import contract
 from .fixed import Fixed
@@ -106,4 +105,3 @@ def _divide(x: Fixed, total: Fixed, plan: SoftmaxPlan) -> Fixed:
     near_one = scale(total, power, plan.bits, plan.bits)
     inverse = lookup(near_one, plan.inverse, modulus=64)
     return scale(scale(x, power, plan.bits, plan.bits), inverse, plan.bits, plan.bits)
-

@@ -26,7 +26,8 @@ def define(
     """A primitive over int64 arrays with static keyword parameters and one result.
 
     `plain` runs on CPU, GPU and under `jax.jit`; `stock` is lowered for SPU where no dealer is at hand; `dealer` is used by
-    `dealing.with_material`; `eager` says that it opens all its operands. `batch(args, axes, **params)` is its `vmap` rule, by default for element-wise primitives.
+    `dealing.with_material`; `eager` says that it opens all its operands. `batch(args, axes, **params)` is its `vmap` rule,
+    by default for element-wise primitives.
     """
     primitive = Primitive(f"spu_llm.{name}")
     primitive.def_impl(partial(xla.apply_primitive, primitive))

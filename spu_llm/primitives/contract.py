@@ -18,7 +18,6 @@ from .dealing import Dealing, Request, Value
 from .fixed import Fixed
 from .stock import shifted
 
-
 _SPLIT_ROWS = 64
 
 

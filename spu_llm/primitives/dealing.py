@@ -155,7 +155,9 @@ def logical_shift(x: Any, bits: int) -> Any:
     if bits == 0:
         return x
     filled = (1 << (RING - bits)) - 1
-    return (x >> bits) & filled if isinstance(x, (np.ndarray, np.generic)) else jnp.bitwise_and(jnp.right_shift(x, bits), filled)
+    if isinstance(x, (np.ndarray, np.generic)):
+        return np.right_shift(x, bits) & filled
+    return jnp.bitwise_and(jnp.right_shift(x, bits), filled)
 
 
 def _low(x: Any, bits: int) -> Any:
@@ -224,9 +226,10 @@ def _evaluate(dealt: Dealt, recorder: Recorder, args: Sequence[Any]) -> list[Any
     values |= {variable: Value(const) for variable, const in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
     steps, renamed = _inline(closed.jaxpr)
     _Schedule(dealing, values, renamed).run(steps)
-    out = []
+    out: list[Any] = []
     for i, variable in enumerate(closed.jaxpr.outvars):
         value = _read(variable, values, renamed)
+        assert value is not None  # every step ran
         if i in dealt.keeps:
             opened = value.views["operand"]
             recorder.retain(dealt.keeps[i], opened.hidden)
@@ -267,7 +270,9 @@ def _inline(jaxpr: Any) -> tuple[list[_Step], dict[Any, Any]]:
             elif name in _CALLS:
                 _enter(eqn, fresh)
             else:
-                raise UserError(f"{name}: dealer protocols cannot run inside it, since each round needs its own masks; unroll the loop")
+                raise UserError(
+                    f"{name}: dealer protocols cannot run inside it, since each round needs its own masks; unroll the loop"
+                )
 
     def _enter(eqn: Any, fresh: Callable[[Any], Any]) -> None:
         closed = eqn.params[_CALLS[eqn.primitive.name]]
@@ -300,9 +305,7 @@ def _subjaxprs(params: dict[str, Any]) -> Iterable[Any]:
 
 def _holds(jaxpr: Any) -> bool:
     """Whether a primitive of ours is in it, at any depth."""
-    return any(
-        eqn.primitive in PROTOCOLS or any(_holds(sub) for sub in _subjaxprs(eqn.params)) for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive in PROTOCOLS or any(_holds(sub) for sub in _subjaxprs(eqn.params)) for eqn in jaxpr.eqns)
 
 
 def _read(variable: Any, values: dict[Any, Value], renamed: dict[Any, Any]) -> Value | None:

@@ -20,7 +20,9 @@ def gelu(low: float = -8.0, segments: int = 64, width_bits: int = -2, approximat
     def by_tanh(x: np.ndarray) -> np.ndarray:
         return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
-    return Table(by_tanh if approximate else exact, lambda x: jax.nn.gelu(x, approximate), low, segments, width_bits, 3, place_bits=11)
+    return Table(
+        by_tanh if approximate else exact, lambda x: jax.nn.gelu(x, approximate), low, segments, width_bits, 3, place_bits=11
+    )
 
 
 def silu(low: float = -52.0, segments: int = 32) -> Table:
@@ -30,9 +32,7 @@ def silu(low: float = -52.0, segments: int = 32) -> Table:
 
 def exponential(low: float, largest: float, segments: int = 64, width_bits: int = 1, degree: int = 8) -> Table:
     """exp from `low` on, cut at exp(largest): a bound that keeps values small and softmax sums within their table."""
-    return ExponentialTable(
-        np.exp, jax.numpy.exp, low, segments, width_bits, degree, bits=13, place_bits=11, largest=largest
-    )
+    return ExponentialTable(np.exp, jax.numpy.exp, low, segments, width_bits, degree, bits=13, place_bits=11, largest=largest)
 
 
 def reciprocal(low: float, high: float, segments: int = 256, degree: int = 2) -> Table:

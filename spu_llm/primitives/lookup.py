@@ -58,9 +58,7 @@ def _stock(x: Any, *, table: Table, bits: int, known: int, modulus: int) -> Any:
     return to_raw(table.stock(to_real(x, bits) * (1 / table.factor)), table.output_bits)
 
 
-def _dealer(
-    dealing: Dealing, x: Value, *, table: Table, bits: int, known: int, modulus: int
-) -> Generator[Request, None, Any]:
+def _dealer(dealing: Dealing, x: Value, *, table: Table, bits: int, known: int, modulus: int) -> Generator[Request, None, Any]:
     shift = bits + table.width_bits - table.place_bits
     c = yield from dealing.open(x)
     assert x.mask is not None

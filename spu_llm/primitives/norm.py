@@ -74,5 +74,3 @@ def root_table(width: int, low: float, high: float, epsilon: float = 0.0, segmen
         return jax.lax.rsqrt(s * (1.0 / width) + epsilon)
 
     return Table(root, stock, 0.0, segments, ceil(log2(width * high / (segments - 1))), 3, bits=16)
-
-

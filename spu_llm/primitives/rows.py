@@ -49,9 +49,7 @@ def _append_dealer(
     def write(old: Any, part: Any) -> Any:
         return jax.lax.dynamic_update_slice_in_dim(old, part, start.share, axis=0)
 
-    hidden = dealing.recorder.follow(
-        _write, write(kept.hidden.share, new.hidden.share), kept.hidden, new.hidden, publics=(START,)
-    )
+    hidden = dealing.recorder.follow(_write, write(kept.hidden.share, new.hidden.share), kept.hidden, new.hidden, publics=(START,))
     return Value(None, views={"operand": Opened(write(kept.public, new.public), hidden)})
 
 

@@ -32,7 +32,7 @@ def additive(words: np.ndarray) -> libspu.Share:
     meta.shape = list(words.shape)
     share = libspu.Share()
     share.meta = meta.SerializeToString()
-    data = memoryview(np.ascontiguousarray(words)).cast("B") if words.size else memoryview(b"")
+    data = np.ascontiguousarray(words).data.cast("B") if words.size else memoryview(b"")
     share.share_chunks = [_chunk(data, start) for start in range(0, max(1, len(data)), _CHUNK_BYTES)]
     return share
 
