@@ -10,12 +10,14 @@ from typing import Any
 
 import click
 
+from .bench.accuracy import bench_accuracy
 from .bench.layer import LayerShape, bench_layer
 from .errors import UserError
 from .experiment.report import render_report
 from .experiment.runner import measure, run_experiment, write_whole
 from .experiment.schema import CONFIGS, build_experiment, load_experiment, load_model
 from .generation.progress import Progress, bar, silent
+from .models import load_checkpoint
 from .models.decoder import FAMILIES
 from .runtime import ProtocolConfig
 
@@ -169,6 +171,28 @@ def layer(
         for key in ("bytes", "messages", "seconds", "max_error", "failure_probability", "dealer_bytes", "trust"):
             beside = f"   (stock {result['stock'].get(key, '-')})" if "stock" in result and key != "trust" else ""
             click.echo(f"{key:20} {result.get(key, 0)}{beside}")
+
+
+@bench.command()
+@click.option("--model", default="smollm2", show_default=True, help="Name in configs/model, or path of a model's YAML.")
+@click.option("--text", required=True, type=click.Path(path_type=Path), help="Text file, one passage a line.")
+@click.option("--positions", default=200, show_default=True, type=click.IntRange(1), help="Next tokens to compare.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@_quiet
+def accuracy(model: str, text: Path, positions: int, as_json: bool, quiet: bool) -> None:
+    """How often the plugin's next token is plaintext's, over real text.
+
+    \b
+    Example:
+      spu-llm bench accuracy --text experiments/plugin/brown.txt --positions 200 --json
+    """
+    try:
+        passages = text.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {text}: cannot be read ({error}); give a text file") from None
+    config = load_model(model)
+    result = bench_accuracy(config, load_checkpoint(config.locate()), passages, positions, _progress(quiet))
+    click.echo(json.dumps(result) if as_json else "\n".join(f"{key:20} {value}" for key, value in result.items()))
 
 
 def _stream(text: str) -> None:

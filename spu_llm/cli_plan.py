@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from matplotlib.figure import Figure
 
-from .dealer.plan import PlannedTable, errors, plan_table
+from .dealer.plan import PlannedTable, Preference, errors, plan_table
 from .errors import UserError
 from .primitives.named import MAX_ERROR, NAMED, NamedFunction
 
@@ -23,8 +23,8 @@ from .primitives.named import MAX_ERROR, NAMED, NamedFunction
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 @click.option("--plot", type=click.Path(path_type=Path), help="SVG file to write: the error over the range.")
 def plan_table_command(
-    name: str, low: float | None, high: float | None, error: float, prefer: Literal["bytes", "seconds"], as_json: bool, plot: Path | None
-) -> None:  # fmt: skip
+    name: str, low: float | None, high: float | None, error: float, prefer: Preference, as_json: bool, plot: Path | None
+) -> None:
     """Choose segments, width and degree of a table with the fewest dealer bytes, or the fastest expansion.
 
     The error is that of the protocol's own integers under the worst masks that a search finds, not of the fit alone.
@@ -88,6 +88,3 @@ def _write(path: Path, figure: Figure) -> None:
         figure.savefig(path, format="svg", dpi=150)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --plot") from None
-
-
-__all__ = ["plan_table_command"]

@@ -19,6 +19,7 @@ from . import dpf
 from .table import Table
 
 Function = Callable[[np.ndarray], np.ndarray]
+Preference = Literal["bytes", "seconds"]
 
 _SEGMENTS = tuple(1 << depth for depth in range(1, 13))
 _DEGREES = range(10)
@@ -67,7 +68,12 @@ class Shape:
     def key_bytes(self) -> float:
         return dpf.key_bytes(self.segments.bit_length() - 1, self.degree + 1)
 
-    def expansion(self, limbs: int = 1) -> tuple[int, float]:
+    @property
+    def least_seconds(self) -> float:
+        """No table of the shape takes less."""
+        return min(self.expansion(limbs)[1] for limbs in (0, 1))
+
+    def expansion(self, limbs: int) -> tuple[int, float]:
         """(multiply-adds, seconds) of one element: the tree's end, and the map that turns the table; 0 limbs: in the program."""
         words = self.segments * (self.degree + 1)
         if limbs == 0:
@@ -81,27 +87,28 @@ def plan_table(
     low: float,
     high: float,
     max_error: float,
-    prefer: Literal["bytes", "seconds"] = "bytes",
+    prefer: Preference = "bytes",
     stock: Callable[[Any], Any] | None = None,
 ) -> PlannedTable:
-    """The table from `low` on that is off by at most `max_error` up to `high`: least dealer bytes, then least expansion, or the other way.
+    """The table from `low` on that is off by at most `max_error` up to `high`, with the least dealer bytes or expansion time.
 
-    `function` (numpy) must be finite on [low, high]; `stock` is its JAX meaning for SPU without a dealer. Takes seconds.
-    Raises UserError where no table of up to 4096 segments and degree 9 is that exact.
+    The other of the two decides between equals. `function` (numpy) must be finite on [low, high]; `stock` is its JAX meaning
+    for SPU without a dealer. Takes seconds. Raises UserError where no table of up to 4096 segments and degree 9 is that exact.
     """
     _check(function, low, high, max_error)
-    order = {"bytes": lambda size, seconds: (size, seconds), "seconds": lambda size, seconds: (seconds, size)}[prefer]
-    shapes = sorted(_shapes(low, high), key=lambda shape: order(shape.key_bytes, shape.expansion(_least_limbs(shape))[1]))
-    best: PlannedTable | None = None
-    least = inf
-    for shape in shapes:
-        bound = order(shape.key_bytes, shape.expansion(_least_limbs(shape))[1])
-        if best is not None and bound >= order(best.key_bytes, best.seconds):
+
+    def rank(size: float, seconds: float) -> tuple[float, float]:
+        return (size, seconds) if prefer == "bytes" else (seconds, size)
+
+    hopes = sorted(((rank(shape.key_bytes, shape.least_seconds), shape) for shape in _shapes(low, high)), key=lambda hope: hope[0])
+    best, reached, least = None, (inf, inf), inf
+    for hope, shape in hopes:
+        if hope >= reached:
             break
         error, found = _fitted(shape, function, stock or _no_stock, (low, high), max_error)
         least = min(least, error)
-        if found is not None and (best is None or order(found.key_bytes, found.seconds) < order(best.key_bytes, best.seconds)):
-            best = found
+        if found is not None and rank(found.key_bytes, found.seconds) < reached:
+            best, reached = found, rank(found.key_bytes, found.seconds)
     if best is None:
         raise UserError(
             f"no table of up to {_SEGMENTS[-1]} segments on [{low:g}, {high:g}] is within {max_error:g} (best: {least:.2g}); "
@@ -127,11 +134,11 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
     raw, origin, input_bits = _ring(table, x)
     segment, place = _position(table, raw - origin + masks)
     mask_segment, mask_place = _position(table, masks)
-    rows = table.coefficients[(segment - mask_segment) & (table.segments - 1)]
-    payload = table.payload(mask_place)
+    rows = table.coefficients.T[:, (segment - mask_segment) & (table.segments - 1)]
+    payload = np.ascontiguousarray(table.payload(mask_place).T)
     power, total = np.full_like(place, 1 << table.place_bits), np.zeros_like(place)
     for i in range(table.degree + 1):
-        total += power * sum(comb(p, i) * rows[:, p] * payload[:, p - i] for p in range(i, table.degree + 1))
+        total += power * sum(comb(p, i) * rows[p] * payload[p - i] for p in range(i, table.degree + 1))
         power = power * place >> table.place_bits
     unused = _RING - min(_RING, table.modulus)
     return raw / 2.0**input_bits, (total << unused >> unused) / 2.0**table.output_bits
@@ -240,7 +247,7 @@ def _fitted(
             continue
         error = worst_error(table, function, span, max_error)
         if error <= max_error:
-            products, seconds = shape.expansion(0 if table.spread else _limbs(table))
+            products, seconds = shape.expansion(_limbs(table))
             return least, PlannedTable(table, shape.key_bytes, products, seconds, error, shape.continued)
     return least, None
 
@@ -255,16 +262,13 @@ def _precisions() -> list[tuple[int, int]]:
 
 
 def _limbs(table: Table) -> int:
-    """Parts in which a share is multiplied by the coefficients: as `Table.rotate` does, without making its matrices."""
+    """Parts in which a share is multiplied by the coefficients, as in `Table.rotate` but without its matrices; 0 if it is not."""
+    if table.spread:
+        return 0
     size = np.abs(table.coefficients.astype(np.float64)).sum(0)
     columns = [sum(comb(p, i) * size[p] for p in range(i, table.degree + 1)) for i in range(table.degree + 1)]
     limb = _DOUBLE - ceil(log2(max(columns) + 1))
     return -(-table.modulus // limb) if limb > 0 else 64
-
-
-def _least_limbs(shape: Shape) -> int:
-    """No table of the shape has fewer."""
-    return 0 if Table(np.asarray, np.asarray, 0.0, shape.segments, 0, 0).spread else 1
 
 
 def _ring(table: Table, x: np.ndarray) -> tuple[np.ndarray, int, int]:

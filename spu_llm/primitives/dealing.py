@@ -157,6 +157,8 @@ def logical_shift(x: Any, bits: int) -> Any:
     filled = (1 << (RING - bits)) - 1
     if isinstance(x, (np.ndarray, np.generic)):
         return np.right_shift(x, bits) & filled
+    if bits == RING - 1:  # a shift by 63 is compiled to a sign, which a 128-bit ring takes from its own top bit
+        return jnp.right_shift(jnp.bitwise_and(jnp.right_shift(x, bits - 1), 2), 1)
     return jnp.bitwise_and(jnp.right_shift(x, bits), filled)
 
 

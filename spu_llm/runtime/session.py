@@ -163,7 +163,7 @@ class Session:
 
     def place_made(self, name: str, make: Callable[[Party], np.ndarray]) -> None:
         """As `place`, each party making its share (int64, SEMI2K) itself."""
-        self._each(lambda party: party.runtime.set_var(name, shares.additive(make(party))))
+        self._each(lambda party: party.runtime.set_var(name, shares.additive(make(party), self.protocol.ring)))
 
     def words(self, name: str) -> list[np.ndarray]:
         """Each party's own share of an integer variable, for that party to work on; nothing is sent."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgpack
 import numpy as np
 from spu import libspu
@@ -24,22 +26,30 @@ def unpack(data: bytes) -> libspu.Share:
     return share
 
 
-def additive(words: np.ndarray) -> libspu.Share:
-    """A party's additive SEMI2K share of an int64 secret, from its ring elements (FM64)."""
+def additive(words: np.ndarray, ring: str) -> libspu.Share:
+    """A party's additive SEMI2K share of an int64 secret, from its words modulo 2^64.
+
+    In FM128 the words are the lower halves of ring elements, and the upper halves are random: every protocol of the plugin
+    works modulo 2^64, and what it opens is then uniform in the whole ring.
+    """
     meta = libspu.ValueMeta()
     meta.data_type, meta.visibility = libspu.DataType.DT_I64, libspu.Visibility.VIS_SECRET
-    meta.storage_type = "semi2k.AShr<FM64>"
+    meta.storage_type = f"semi2k.AShr<{ring}>"
     meta.shape = list(words.shape)
     share = libspu.Share()
     share.meta = meta.SerializeToString()
+    if ring == "FM128":
+        upper = np.frombuffer(os.urandom(8 * words.size), np.int64).reshape(words.shape)
+        words = np.stack([words, upper], axis=-1)
     data = np.ascontiguousarray(words).data.cast("B") if words.size else memoryview(b"")
     share.share_chunks = [_chunk(data, start) for start in range(0, max(1, len(data)), _CHUNK_BYTES)]
     return share
 
 
 def additive_words(share: libspu.Share) -> np.ndarray:
-    """The inverse of `additive`."""
-    return np.frombuffer(_content(share), np.int64).reshape(shape_of(share))
+    """The inverse of `additive`: words modulo 2^64."""
+    shape = shape_of(share)
+    return np.frombuffer(_content(share), np.int64).reshape(*shape, -1)[..., 0]
 
 
 def _chunk(data: memoryview, start: int) -> bytes:
