@@ -31,7 +31,7 @@ class GenerationConfig(BaseModel):
 
 
 class Experiment(BaseModel):
-    """One run: `ops` are SPU's own operations, or the plugin's dealer protocols (SEMI2K, FM64).
+    """One run: `ops` are SPU's own operations, or the plugin's dealer protocols (SEMI2K).
 
     `baseline` holds the settings in which a second run, made in the same go, differs from this one.
     """
@@ -47,11 +47,9 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
-        if self.ops == "plugin" and (self.protocol.name, self.protocol.ring, self.protocol.world_size) != ("SEMI2K", "FM64", 2):
-            given = f"{self.protocol.name} in {self.protocol.ring} between {self.protocol.world_size} parties"
-            raise ValueError(
-                f"ops plugin runs on SEMI2K in FM64 between 2 parties, not on {given}; change protocol or set ops: stock"
-            )
+        if self.ops == "plugin" and (self.protocol.name, self.protocol.world_size) != ("SEMI2K", 2):
+            given = f"{self.protocol.name} between {self.protocol.world_size} parties"
+            raise ValueError(f"ops plugin runs on SEMI2K between 2 parties, not on {given}; change protocol or set ops: stock")
         return self
 
     @property
