@@ -70,7 +70,11 @@ def fetch(model: str) -> None:
 @click.option("--model", default="smollm2", show_default=True, help="Name in configs/model, or path of a model's YAML.")
 @click.option("--prompt", required=True, help="The client's secret text.")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="New tokens, at most.")
-@click.option("--ops", default="plugin", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations.")
+@click.option(
+    "--ops",
+    type=click.Choice(["plugin", "stock"]),
+    help="Whose operations.  [default: plugin with SEMI2K if the model has a calibration text, else stock]",
+)
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
@@ -91,7 +95,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     """
     raw = {
         "model": options["model"],
-        "ops": options["ops"],
+        "ops": options["ops"] or _usual_ops(options["model"], options["protocol"]),
         "network": options["network"],
         "protocol": {"name": options["protocol"], "ring": options["ring"], "fraction_bits": options["fraction_bits"]},
         "generation": {
@@ -193,6 +197,10 @@ def accuracy(model: str, text: Path, positions: int, as_json: bool, quiet: bool)
     config = load_model(model)
     result = bench_accuracy(config, load_checkpoint(config.locate()), passages, positions, _progress(quiet))
     click.echo(json.dumps(result) if as_json else "\n".join(f"{key:20} {value}" for key, value in result.items()))
+
+
+def _usual_ops(model: str, protocol: str) -> str:
+    return "plugin" if protocol == "SEMI2K" and load_model(model).calibration else "stock"
 
 
 def _stream(text: str) -> None:

@@ -28,8 +28,9 @@ def bench_accuracy(model: ModelConfig, checkpoint: Checkpoint, text: str, positi
     if checkpoint.tokenizer is None:
         raise UserError(f"model {model.name}: no tokenizer; add tokenizer.json to its folder")
     passages = [checkpoint.tokenizer.encode(line) for line in text.splitlines() if line.strip()]
-    if sum(map(len, passages)) < positions:
-        raise UserError(f"the text has {sum(map(len, passages))} tokens where {positions} positions are asked for; give a longer one")
+    usable = sum(len(ids) // _PASS * _PASS for ids in passages)
+    if usable < positions:
+        raise UserError(f"the text has {usable} tokens in whole passes where {positions} positions are asked for; give a longer one")
     calibration, ranges = calibration_for(model, checkpoint, progress)
     capacity = len(model.prefix) + max(map(len, passages)) + _PASS
     secure_rows, plain_rows = [], []

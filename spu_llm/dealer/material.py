@@ -2,7 +2,7 @@
 
 A protocol asks the recorder for *hidden* values: uniform masks, and whatever the dealer computes from masks. Each is
 known to the dealer alone and additively shared between the two parties. The record is run by `generator.py` (the dealer)
-and by `receive.py` (a party), in the same order.
+and `receive` there (a party), in the same order.
 """
 
 from __future__ import annotations

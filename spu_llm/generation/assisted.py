@@ -37,6 +37,7 @@ from ..primitives.norm import normalised, unit_factor
 from ..primitives.truncate import truncate
 from ..runtime import Session, Slot
 from ..runtime.assisted import TRUST, Assisted, DealtProgram, OperandSlot
+from ..runtime.supply import Supply
 from .progress import Progress, silent
 from .secure import bucket, padded_rows, vocabulary_block
 
@@ -61,11 +62,12 @@ class AssistedDecoder:
         capacity: int,
         prefix: Sequence[int] = (),
         ranges: RangeReport | None = None,
+        supply: Supply | None = None,
     ):
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
         self.session = session
-        self.assisted = Assisted(session)
+        self.assisted = Assisted(session, supply)
         self.decoder = decoder
         self.capacity = capacity
         self.length = len(prefix)
@@ -100,9 +102,11 @@ class AssistedDecoder:
         self._embed([*tokens, *[0] * (padded - count)])
         self._run_layers(padded)
         self.length += count
-        found = self._logits(padded, range(count - 1, count) if last_only else range(count))
-        self.assisted.check_ranges()
-        return found
+        try:
+            return self._logits(padded, range(count - 1, count) if last_only else range(count))
+        except UserError:
+            self.length -= count  # what the pass wrote is void
+            raise
 
     @property
     def trust(self) -> str:
@@ -214,6 +218,7 @@ class AssistedDecoder:
         bias = ["final_bias"] if self._final_bias else []
         names = [self._gain[0], self._head[0], "x", "first", "final_unit", *bias]
         self.assisted.run(self._logits_program((n, len(rows))), names, ["logits"])
+        self.assisted.check_ranges()
         found = self.session.receive_narrow("logits", BITS + TABLE_BITS)
         return found[:, : self.decoder.config.vocabulary]
 

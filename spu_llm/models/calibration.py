@@ -34,8 +34,8 @@ def silent(items: Sequence[Any], what: str, unit: str) -> Iterable[Any]:
 class LayerRanges:
     """Least and largest of each quantity over the text, prefix positions left out.
 
-    squares: mean square before the two norms; relative: score - reference; sums: sum of exp(relative); activation: the
-    activation's input; other: magnitudes of x @ W over the root mean square, of values, and of mixed values.
+    attention_squares, ffn_squares: mean square before the two norms; relative: score - reference; log_sum: log of the sum of
+    exp(relative); activation: the activation's input.
     """
 
     attention_squares: tuple[float, float]

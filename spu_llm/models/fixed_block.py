@@ -2,7 +2,8 @@
 
 Openings follow each other in this order, everything named together in one message: x; squares; inverse root and x @ W_qkv; q, k
 and v; scores; exponentials and their sums; mixed values and inverse sums; the attention's output twice (truncated, then
-opened); the same of the second half. 15 messages for GPT-2, 16 for Llama, whatever the number of tokens.
+opened); the same of the second half. 15 messages for GPT-2, 16 for Llama, 17 for OPT, whatever the number of tokens; 2 more
+where softmax sums are brought near 1 by a power of two, 4 more where their reference is refined (`SoftmaxPlan`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STREAM_BITS = 28
 BITS = 14
 """Fraction bits of activations, and of the weights that write the residual stream."""
 NORM_KERNEL_BITS = 19
-"""Fraction bits of weights that follow a norm: they hold W / unit, and 5 bits more make up for units up to 2^5."""
+"""Fraction bits of weights that follow a norm: they hold W / unit, and 5 bits more make up for units up to 2^2 and small W."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def encode_angles(cos: np.ndarray, sin: np.ndarray, start: int) -> Angles:
 
 
 def encode_layer(layer: FoldedLayer, units: tuple[float, float]) -> BlockParams:
-    """A folded layer in the ring; `units` are powers of two near the least root mean square before each norm."""
+    """A folded layer in the ring; `units` are near the least root mean square before each norm, their squares powers of two."""
 
     def bias(value: np.ndarray | None) -> Fixed | None:
         return None if value is None else Fixed(encode(value, STREAM_BITS), STREAM_BITS)

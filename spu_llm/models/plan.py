@@ -9,17 +9,17 @@ from ..dealer.table import Table
 from ..errors import UserError
 from ..primitives import functions
 from ..primitives.attention import Refinement, SoftmaxPlan
-from ..primitives.norm import UNIT_BITS, NormPlan, root_table
+from ..primitives.norm import UNIT_BITS, NormPlan, root_table, square_bits
 from .calibration import Calibration
 from .config import DecoderConfig
-from .fixed_block import BlockPlan
+from .fixed_block import STREAM_BITS, BlockPlan
 
 _MARGIN = 2.0  # how far beyond what was seen a range is made to reach
 _LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keeps it rare, and a cut weight is a large one
 _SCORE_MARGIN = 1.25
 _LEAST_SUM = 0.05
 _ACTIVATION_MARGIN = 1.3
-_GOOD_SUMS = (-3.5, 7.5)  # logs of sums over exp(reference) that the tables of one stage take, at the worst by cutting weights
+_GOOD_SUMS = (-3.5, 6.9)  # logs of sums over exp(reference) that the tables of one stage take, at the worst by cutting weights
 _SPREAD = 1000.0  # a norm's table covers mean squares up to this many units
 
 
@@ -44,7 +44,8 @@ def plan_model(config: DecoderConfig, calibration: Calibration) -> ModelPlan:
     relative = min(layer.relative[0] for layer in calibration.layers)
     exp = _exponential(relative)
     softmax = _softmax(exp, [layer.log_sum for layer in calibration.layers])
-    norm = NormPlan(root_table(config.width, 1 / _MARGIN, _SPREAD, config.epsilon, segments=8192))
+    root = root_table(config.width, 1 / _MARGIN, _SPREAD, config.epsilon, segments=8192)
+    norm = NormPlan(root, square_bits=square_bits(root, STREAM_BITS))
     return ModelPlan(BlockPlan(norm, softmax, _activation(config, min(lows), max(highs))), units, final)
 
 

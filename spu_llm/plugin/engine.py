@@ -18,9 +18,9 @@ from ..primitives.contract import contract
 from ..primitives.fixed import RING_BITS, Fixed, encode
 from ..primitives.lookup import lookup
 from ..primitives.scale import scale
+from ..primitives.select import one_hot
 from ..primitives.stock import FRACTION_BITS, as_real, as_ring
 from ..primitives.truncate import truncate
-from .one_hot import one_hot
 from .ranges import WIDE, Ranges, Span, usual
 from .tables import fit_table
 
@@ -155,7 +155,7 @@ class FixedEngine:
         return relu(x, min(x.modulus - 1, x.bits + self.precision.integer_bits))
 
     def one_hot(self, x: Fixed, places: int) -> Fixed:
-        return Fixed(one_hot(x.raw, places), 0)
+        return one_hot(x, places)
 
     def enter(self, x: Any) -> Fixed:
         """A secret argument as SPU shares it."""
@@ -177,7 +177,7 @@ class FixedEngine:
     def _looked_up(self, x: Fixed, table: Table) -> Fixed:
         if x.bits + table.width_bits < table.place_bits:
             x = x.at_bits(table.place_bits - table.width_bits)
-        if x.bits + table.width_bits + table.depth > x.modulus:
+        if x.bits + table.width_bits + table.depth > x.modulus - 2:
             x = self._whole(x)
         return lookup(x, table)
 

@@ -2,7 +2,8 @@
 
 One opening of each operand that was not opened before (8 bytes an element, all in one message); an operand that was
 (weights, cache rows, something another protocol opened) costs nothing. x*y = P_x [y] + [R_x] P_y + [R_x R_y] for opened
-x = P_x + R_x (Beaver, CRYPTO 1991, with one-time and operand masks). Dealer: 8 bytes an output element.
+x = P_x + R_x (Beaver, CRYPTO 1991, with one-time and operand masks). Dealer: 8 bytes an output element, and 8 for
+each element of an operand that is truncated as it is opened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from .base import define
 from .dealing import Dealing, Request, Value
-from .fixed import Fixed
+from .fixed import Fixed, dropped
 from .stock import shifted
 
 _SPLIT_ROWS = 64
@@ -29,7 +30,7 @@ def contract(subscripts: str, x: Fixed, y: Fixed, x_bits: int | None = None, y_b
     An operand is rounded down to `x_bits` / `y_bits` fraction bits as it is opened, which costs no message but that many
     bits of modulus: the result is right modulo 2^min(modulus_x - shift_x, modulus_y - shift_y). 1 round.
     """
-    shifts = tuple(f.bits - (f.bits if bits is None else bits) for f, bits in ((x, x_bits), (y, y_bits)))
+    shifts = tuple(dropped(f, f.bits if bits is None else bits) for f, bits in ((x, x_bits), (y, y_bits)))
     moduli = (x.modulus, y.modulus)
     raw = contract_p.bind(x.raw, y.raw, subscripts=subscripts, shifts=shifts, moduli=moduli)
     left = min(modulus - shift for modulus, shift in zip(moduli, shifts, strict=True))

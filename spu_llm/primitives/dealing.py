@@ -76,6 +76,11 @@ class Value:
     request: Request | None = None
     views: dict[Any, Any] = field(default_factory=dict)
 
+    @classmethod
+    def operand(cls, opened: Opened) -> Value:
+        """A value that was opened before this program, under a mask that outlives it."""
+        return cls(None, opened.hidden, Request(None, opened.public), {"operand": opened})
+
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.share.shape)
@@ -100,7 +105,7 @@ class Dealing:
     def request(self, *values: Value) -> None:
         """Have values opened in the same message, by whichever `open` comes first."""
         for value in values:
-            if value.request is None and "operand" not in value.views:
+            if value.request is None:
                 value.mask = self.recorder.uniform(value.shape)
                 value.request = Request(share_of(value) - value.mask.share)
                 self.pending.append(value.request)
@@ -120,8 +125,6 @@ class Dealing:
 
         The public part is c >> shift and the hidden one mask >> shift: truncation that costs no opening of its own.
         """
-        if "operand" in value.views:
-            return value.views["operand"]
         c = yield from self.open(value)
         if shift not in value.views:
             assert value.mask is not None
@@ -222,7 +225,7 @@ def _evaluate(dealt: Dealt, recorder: Recorder, args: Sequence[Any]) -> list[Any
     for i, (variable, arg) in enumerate(zip(closed.jaxpr.invars, args, strict=True)):
         if i in dealt.operands:
             opened = Opened(arg[0], recorder.operand(dealt.operands[i], arg[1]))
-            values[variable] = Value(None, views={"operand": opened})
+            values[variable] = Value.operand(opened)
         else:
             values[variable] = Value(arg)
     values |= {variable: Value(const) for variable, const in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
@@ -277,8 +280,7 @@ def _inline(jaxpr: Any) -> tuple[list[_Step], dict[Any, Any]]:
                 )
 
     def _enter(eqn: Any, fresh: Callable[[Any], Any]) -> None:
-        closed = eqn.params[_CALLS[eqn.primitive.name]]
-        inner, consts = (closed.jaxpr, closed.consts) if hasattr(closed, "jaxpr") else (closed, [])
+        inner, consts = called(eqn)
         scope: dict[Any, Any] = {}
 
         def inside(v: Any) -> Any:
@@ -294,6 +296,17 @@ def _inline(jaxpr: Any) -> tuple[list[_Step], dict[Any, Any]]:
 
     walk(jaxpr, lambda v: v)
     return steps, renamed
+
+
+def called(eqn: Any) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr that a call runs, and its constants."""
+    closed = eqn.params[_CALLS[eqn.primitive.name]]
+    return (closed.jaxpr, closed.consts) if hasattr(closed, "jaxpr") else (closed, [])
+
+
+def is_call(eqn: Any) -> bool:
+    """Whether an equation runs a jaxpr with primitives of ours in it, once and whatever the values are."""
+    return eqn.primitive.name in _CALLS and _holds(called(eqn)[0])
 
 
 def _subjaxprs(params: dict[str, Any]) -> Iterable[Any]:
@@ -359,7 +372,7 @@ class _Schedule:
         """An opened operand in another shape: still opened."""
         move = _MOVES[step.primitive.name](step.params)
         hidden = self.dealing.recorder.follow(move, move(opened.hidden.share), opened.hidden)
-        return Value(None, views={"operand": Opened(move(opened.public), hidden, opened.modulus)})
+        return Value.operand(Opened(move(opened.public), hidden, opened.modulus))
 
     def _advance(self, step: _Step, protocol: Generator, waiting: list[tuple[_Step, Generator]]) -> None:
         try:

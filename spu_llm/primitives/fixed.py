@@ -65,6 +65,15 @@ def aligned(a: Fixed, b: Fixed) -> tuple[Fixed, Fixed]:
     return a.at_bits(bits), b.at_bits(bits)
 
 
+def dropped(x: Fixed, bits: int) -> int:
+    """How many bits of x go when it is rounded down to `bits` fraction bits. ValueError where no sign would be left, or none go."""
+    shift = x.bits - bits
+    if not 0 <= shift <= x.modulus - 2:
+        least = max(0, x.bits - x.modulus + 2)
+        raise ValueError(f"{x.bits} fraction bits modulo 2^{x.modulus} cannot be rounded to {bits}; use {least} to {x.bits}")
+    return shift
+
+
 def encode(x: Any, bits: int) -> np.ndarray:
     """Real numbers as ring integers, rounded to nearest, on this machine. Raises ValueError where they do not fit 62 bits."""
     scaled = np.round(np.asarray(x, np.float64) * 2.0**bits)

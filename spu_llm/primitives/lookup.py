@@ -5,8 +5,9 @@ x = c - u for public c and the dealer's u: integer and fraction parts of (x - lo
 each party picks row c_i of its share (a public index) and multiplies by powers of c_f. 1 round, 8 bytes an element; dealer:
 about 16 log2(segments) + 8 (degree + 2) bytes an element to each party (`dpf.key_bytes`).
 
-Wrong outside [table.low, table.high]: whoever calls must know the range. A program that asks for it proves to the client, for no
-opening of its own, that every lookup's input was within the table's period or next to it (see `range_check.py`).
+Wrong outside [table.low, table.high]: whoever calls must know the range. A program that asks for it tells the client, for no
+opening of its own, of inputs that left the table's period: certainly one period further out, and nearer with a chance of the
+distance in periods (see `range_check.py`), so that values which are too large in general do not go unseen.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ def lookup(x: Fixed, table: Table, modulus: int | None = None) -> Fixed:
     opened by the next protocol, and costs the parties expansion time.
     """
     modulus = modulus or table.modulus
-    x = x.times_integer(table.factor)
+    if table.factor != 1:  # else x keeps its identity, and an opening it has already
+        x = x.times_integer(table.factor)
     place = x.bits + table.width_bits - table.place_bits
     if place < 0 or place + table.place_bits + table.depth > x.modulus - 2:
         raise ValueError(
             f"a lookup of {x.bits} fraction bits modulo 2^{x.modulus} has no room for {table.segments} segments of width "
             f"2^{table.width_bits} with {table.place_bits} bits within; change the scale or the table"
         )
+    if not x.raw.size:
+        return Fixed(x.raw, table.output_bits, modulus)
     return Fixed(lookup_p.bind(x.raw, table=table, bits=x.bits, known=x.modulus, modulus=modulus), table.output_bits, modulus)
 
 

@@ -21,7 +21,7 @@ from .lookup import lookup
 from .scale import scale
 
 UNIT_BITS = 4
-"""A norm's unit is a power of two, 2^(UNIT_BITS / 2) at most: x is measured in it, so that one table serves every layer."""
+"""x is measured in a unit of its norm, so that one table serves every layer: 2^(UNIT_BITS / 2) at most, its square a power of two."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,17 @@ def _inverse_root(x: Fixed, plan: NormPlan, unit: Any) -> Fixed:
 
 
 def unit_factor(unit: float) -> np.int64:
-    """The public integer that `norm_dot` takes for a unit, a power of two up to 2^(UNIT_BITS / 2)."""
+    """The public integer that `norm_dot` takes for a unit, whose square is a power of two up to 2^UNIT_BITS."""
     return np.int64(round(2.0**UNIT_BITS / unit**2))
+
+
+def square_bits(root: Table, stream_bits: int) -> int:
+    """Fraction bits of x for its squares so that a table's period fits what is left of the ring: 10 at most.
+
+    Squares of b bits, in units, have 2 b + UNIT_BITS fraction bits, modulo 2^(64 - stream_bits + b); a lookup leaves 2 bits.
+    """
+    period = root.width_bits + root.depth
+    return min(10, 62 - stream_bits - UNIT_BITS - period)
 
 
 def root_table(width: int, low: float, high: float, epsilon: float = 0.0, segments: int = 4096) -> Table:

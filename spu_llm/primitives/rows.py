@@ -14,7 +14,7 @@ import numpy as np
 
 from .base import define
 from .dealing import Dealing, Opened, Request, Value
-from .fixed import Fixed
+from .fixed import Fixed, dropped
 from .stock import shifted
 
 START = "start"
@@ -23,8 +23,9 @@ START = "start"
 
 def append(cache: Fixed, rows: Fixed, start: jax.Array) -> Fixed:
     """`cache` [capacity, ...] with `rows` [n, ...] from position `start` (public) on, rounded down to the cache's bits. 1 round."""
-    raw = append_p.bind(cache.raw, rows.raw, start, shift=rows.bits - cache.bits, modulus=rows.modulus)
-    return cache.with_raw(raw)
+    shift = dropped(rows, cache.bits)
+    raw = append_p.bind(cache.raw, rows.raw, start, shift=shift, modulus=rows.modulus)
+    return Fixed(raw, cache.bits, min(cache.modulus, rows.modulus - shift))
 
 
 def first_rows(cache: Fixed, count: int) -> Fixed:
@@ -50,7 +51,7 @@ def _append_dealer(
         return jax.lax.dynamic_update_slice_in_dim(old, part, start.share, axis=0)
 
     hidden = dealing.recorder.follow(_write, write(kept.hidden.share, new.hidden.share), kept.hidden, new.hidden, publics=(START,))
-    return Value(None, views={"operand": Opened(write(kept.public, new.public), hidden)})
+    return Value.operand(Opened(write(kept.public, new.public), hidden))
 
 
 def _write(cache: np.ndarray, rows: np.ndarray, start: int) -> np.ndarray:
@@ -66,7 +67,7 @@ def _first_plain(cache: Any, *, count: int) -> Any:
 def _first_dealer(dealing: Dealing, cache: Value, *, count: int) -> Generator[Request, None, Value]:
     kept = yield from dealing.opened(cache)
     hidden = dealing.recorder.follow(lambda rows: rows[:count], kept.hidden.share[:count], kept.hidden)
-    return Value(None, views={"operand": Opened(kept.public[:count], hidden)})
+    return Value.operand(Opened(kept.public[:count], hidden))
 
 
 def _refuse(args: tuple, axes: tuple, **params: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .base import define
 from .dealing import Dealing, Request, Value
-from .fixed import Fixed
+from .fixed import Fixed, dropped
 from .stock import shifted
 
 
@@ -21,7 +21,7 @@ def scale(x: Fixed, y: Fixed, x_bits: int, y_bits: int) -> Fixed:
 
     Needs |raw| < 2^(modulus - 2) of both operands.
     """
-    params = {"shifts": (x.bits - x_bits, y.bits - y_bits), "moduli": (x.modulus, y.modulus)}
+    params = {"shifts": (dropped(x, x_bits), dropped(y, y_bits)), "moduli": (x.modulus, y.modulus)}
     return Fixed(scale_p.bind(x.raw, y.raw, **params), x_bits + y_bits)
 
 

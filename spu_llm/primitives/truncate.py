@@ -11,7 +11,7 @@ from typing import Any
 
 from .base import define
 from .dealing import Dealing, Request, Value
-from .fixed import Fixed
+from .fixed import Fixed, dropped
 from .stock import shifted
 
 
@@ -19,7 +19,7 @@ def truncate(x: Fixed, bits: int) -> Fixed:
     """x with `bits` fraction bits, in the whole ring. 1 round."""
     if bits >= x.bits:
         raise ValueError(f"truncate from {x.bits} to {bits} fraction bits: nothing to drop; use at_bits")
-    return Fixed(truncate_p.bind(x.raw, shift=x.bits - bits, modulus=x.modulus), bits)
+    return Fixed(truncate_p.bind(x.raw, shift=dropped(x, bits), modulus=x.modulus), bits)
 
 
 def _plain(x: Any, *, shift: int, modulus: int) -> Any:

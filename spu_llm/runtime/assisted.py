@@ -1,13 +1,11 @@
 """A session with a dealer: programs whose protocols run on correlated randomness from a third party.
 
-The dealer is an object of this process here, as the parties are threads of it; it is handed specifications and position
-numbers only. Its messages go to the parties before each run and are booked to a phase of their own (`offline`).
+The dealer, at hand or ahead of time (see `supply.py`), is told specifications and position numbers only. What it sends goes to
+the parties before each run and is booked to a phase of its own (`offline`).
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,27 +14,18 @@ import jax
 import numpy as np
 from jax.experimental import enable_x64
 
-from ..dealer.generator import Dealer, message_bytes, receive, run_stream
+from ..dealer.generator import message_bytes
 from ..dealer.material import Specification
-from ..dealer.prg import Stream, derive_key
-from ..dealer.store import Counter
 from ..errors import UserError
 from ..primitives.dealing import Dealt, with_material
-from .party import Party
-from .profile import Traffic
 from .program import Program, Slot
 from .session import Session
+from .supply import MATERIAL, LiveSupply, Run, Supply, offline
 from .trust import check_trust
 
 TRUST = "third-party dealer, which sees no input, weight or opening, and colludes with neither party"
 
-
 _VIOLATION = "violation"
-
-
-def offline(phase: str) -> str:
-    """The phase to which the dealing of material for another phase is booked."""
-    return f"{phase}, offline"
 
 
 @dataclass(frozen=True)
@@ -86,14 +75,12 @@ class DealtProgram:
 
 
 class Assisted:
-    """Runs dealer programs in a session. Every run takes a new number, so no mask is ever used twice."""
+    """Runs dealer programs in a session, by default with a dealer at hand. Every run takes new material."""
 
-    def __init__(self, session: Session, counter: Counter | None = None):
+    def __init__(self, session: Session, supply: Supply | None = None):
         self.session = session
-        self._keys = tuple(os.urandom(16) for _ in session.parties)
-        self._dealer = Dealer((self._keys[0], self._keys[1]))
-        self._counter = counter or Counter(None)
-        self._masks: dict[str, np.ndarray] = {}
+        self._supply = supply or LiveSupply()
+        self._masked: set[str] = set()
         self._violation = [np.zeros((), np.int64)] * len(session.parties)
 
     def mask_operand(self, name: str, value: np.ndarray, owner: str, transposed: bool = False) -> OperandName:
@@ -102,11 +89,11 @@ class Assisted:
         The mask comes from the key the owner shares with the dealer; the owner sends 8 bytes an element. No other party
         learns anything of the value. A name is masked once: another value under one mask would give away the difference.
         """
-        if name in self._masks:
+        if name in self._masked:
             raise ValueError(f"operand {name} was masked before; a changed value needs a new name")
+        self._masked.add(name)
         rank = self.session.roles.index(owner)
-        stream = Stream(derive_key(self._keys[rank], "operand " + name, self._counter.take()))
-        mask = self._masks[name] = stream.words(value.shape)
+        mask = self._supply.operand_mask(name, value.shape, rank)
         operand = OperandName(name)
         opened, hidden = operand.variables
         self.session.publish_from(opened, value - mask, owner)
@@ -133,28 +120,23 @@ class Assisted:
         check_trust(program)
         return DealtProgram(program, dealt.specification, tuple(leaves), kept, dealt.tree)
 
-    def run(
-        self, dealt: DealtProgram, arguments: Any, results: Any, publics: Mapping[str, int] | None = None
-    ) -> None:
-        """Deal material for one run and run it. Operands are named by `OperandName`s in both trees of names."""
+    def run(self, dealt: DealtProgram, arguments: Any, results: Any, publics: Mapping[str, int] | None = None) -> None:
+        """Provide material for one run and run it. Operands are named by `OperandName`s in both trees of names."""
         names, results = _names(arguments), _names(results)
-        masks = {
-            leaf.name: self._masks[name.name]
-            for leaf, name in zip(dealt.leaves, names, strict=True)
-            if isinstance(leaf, OperandSlot)
-        }
-        kept = self._supply(dealt.specification, masks, publics or {})
+        slots = [leaf.name if isinstance(leaf, OperandSlot) else None for leaf in dealt.leaves]
+        operands = {slot: name.name for slot, name in zip(slots, names, strict=True) if slot is not None}
+        keeps = {slot: results[i].name for i, slot in dealt.keeps.items()}
+        self._supply.provide(self.session, Run(dealt.specification, operands, keeps, publics or {}))
         outputs = [*map(_variables, results), _VIOLATION]
-        self.session.run(dealt.program, ("material", *map(_variables, names)), outputs)
+        self.session.run(dealt.program, (MATERIAL, *map(_variables, names)), outputs)
         self._violation = [a + b for a, b in zip(self._violation, self.session.words(_VIOLATION), strict=True)]
-        for i, slot_name in dealt.keeps.items():
-            self._masks[results[i].name] = kept[slot_name]
 
     def check_ranges(self) -> None:
-        """Prove that every lookup since the last check had its input in range: one number for the client, 8 bytes.
+        """Whether a lookup since the last check had its input out of range: one number for the client, 8 bytes.
 
-        The client learns that, or in the other case the number of twos in a random number (see `range_check.py`). Raises
-        UserError then: what was computed is worth nothing.
+        The client learns 0, or the number of twos in a random number. An input one period of its table out of range is always
+        seen, a nearer one with a chance of its distance in periods (see `range_check.py`). Raises UserError where one was
+        seen: what was computed is worth nothing.
         """
         total = self.session.give([np.asarray(share) for share in self._violation])
         self._violation = [np.zeros((), np.int64)] * len(self._violation)
@@ -163,21 +145,6 @@ class Assisted:
                 "range check: a value left its table during this pass, so its result is void; calibrate on text like this one "
                 "(calibration in the model's config), or give the model a prefix that takes its outliers"
             )
-
-    def _supply(self, specification: Specification, masks: dict[str, np.ndarray], publics: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Deal one run's material, send it to the parties, and have them make their shares of the material vector."""
-        with self.session.phase(offline(self.session.current_phase)) as phase:
-            run = self._counter.take()
-            start = time.perf_counter()
-            dealt = self._dealer.deal(specification, run, masks, publics)
-            phase.seconds += time.perf_counter() - start
-            phase.add([Traffic(len(message), 1) for message in dealt.messages])
-
-            def expand(party: Party) -> np.ndarray:
-                return receive(specification, party.rank, self._keys[party.rank], run, dealt.messages[party.rank])
-
-            self.session.place_made("material", expand)
-        return dealt.operands
 
 
 def _names(tree: Any) -> list[Any]:
@@ -199,4 +166,4 @@ class _Call:
         return self.dealt(material, *((arg[0], arg[1].T) if i in self.turned else arg for i, arg in enumerate(args)))
 
 
-__all__ = ["Assisted", "DealtProgram", "OperandName", "OperandSlot", "run_stream"]
+__all__ = ["Assisted", "DealtProgram", "OperandName", "OperandSlot", "offline"]
