@@ -30,7 +30,7 @@ def bench_accuracy(model: ModelConfig, checkpoint: Checkpoint, text: str, positi
     passages = [checkpoint.tokenizer.encode(line) for line in text.splitlines() if line.strip()]
     usable = sum(len(ids) // _PASS * _PASS for ids in passages)
     if usable < positions:
-        raise UserError(f"the text has {usable} tokens in whole passes where {positions} positions are asked for; give a longer one")
+        raise UserError(f"the text has {usable} tokens in whole passes, fewer than {positions} positions; give a longer one")
     calibration, ranges = calibration_for(model, checkpoint, progress)
     capacity = len(model.prefix) + max(map(len, passages)) + _PASS
     secure_rows, plain_rows = [], []

@@ -21,7 +21,7 @@ from .lookup import lookup
 from .scale import scale
 
 UNIT_BITS = 4
-"""x is measured in a unit of its norm, so that one table serves every layer: 2^(UNIT_BITS / 2) at most, its square a power of two."""
+"""x is measured in a unit, so that one table serves every layer: 2^(UNIT_BITS / 2) at most, its square a power of two."""
 
 
 @dataclass(frozen=True)
