@@ -51,7 +51,8 @@ class Dealer:
             elif isinstance(deal, Operand):
                 values.append((operands or {})[deal.name])
             elif isinstance(deal, Derived):
-                made = deal.make(*(values[i] for i in deal.sources), *((publics or {})[name] for name in deal.publics))
+                with np.errstate(over="ignore"):  # the ring wraps around; numpy warns of it in scalars only
+                    made = deal.make(*(values[i] for i in deal.sources), *((publics or {})[name] for name in deal.publics))
                 values.append(made)
                 if deal.shared:
                     seeded, told = _sides(balance, deal.word_bytes * made.size)
