@@ -12,6 +12,8 @@ import click
 
 from .bench.accuracy import bench_accuracy
 from .bench.layer import LayerShape, bench_layer
+from .cli_deal import deal_command
+from .cli_plan import plan_table_command
 from .errors import UserError
 from .experiment.report import render_report
 from .experiment.runner import measure, run_experiment, write_whole
@@ -79,6 +81,7 @@ def fetch(model: str) -> None:
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
 @click.option("--network", default="none", show_default=True, help="Name in configs/network: what times are given for.")
+@click.option("--material", type=click.Path(path_type=Path), help="Folder of material that `spu-llm deal` made for this generation.")
 @click.option("--capacity", type=click.IntRange(2), help="Cache rows.  [default: what prefix, prompt and new tokens need]")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the k best tokens only.")
@@ -97,6 +100,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
         "model": options["model"],
         "ops": options["ops"] or _usual_ops(options["model"], options["protocol"]),
         "network": options["network"],
+        "material": options["material"],
         "protocol": {"name": options["protocol"], "ring": options["ring"], "fraction_bits": options["fraction_bits"]},
         "generation": {
             "prompt": prompt,
@@ -132,6 +136,10 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], quiet: bool) -> Non
     click.echo()
     click.echo(_summary(metrics), err=True)
     click.echo(f"{out / 'metrics.json'}\n{out / 'report.html'}", err=True)
+
+
+main.add_command(deal_command)
+main.add_command(plan_table_command)
 
 
 @main.group()

@@ -51,8 +51,9 @@ def _described(planned: PlannedTable) -> dict[str, Any]:
     table = planned.table
     return {
         "segments": table.segments,
-        "width": 2.0**table.width_bits,
+        "width": table.width,
         "width_bits": table.width_bits,
+        "factor": table.factor,
         "degree": table.degree,
         "bits": table.bits,
         "place_bits": table.place_bits,
@@ -77,7 +78,7 @@ def _figure(name: str, function: NamedFunction, planned: PlannedTable, span: tup
     below.set_ylim(0, 1.1 * max(allowed, float(error.max())))
     below.set_ylabel("error under random masks")
     below.set_xlabel(
-        f"{planned.table.segments} segments of width {2.0**planned.table.width_bits:g}, degree {planned.table.degree}: "
+        f"{planned.table.segments} segments of width {planned.table.width:g}, degree {planned.table.degree}: "
         f"{planned.key_bytes:.0f} B of dealer material an element"
     )
     return figure

@@ -23,8 +23,10 @@ Preference = Literal["bytes", "seconds"]
 
 _SEGMENTS = tuple(1 << depth for depth in range(1, 13))
 _DEGREES = range(10)
+_FACTORS = (1, 3, 5, 7)  # a width is a power of two over one of them, which the input is multiplied by
 _BITS = range(10, 19)  # fraction bits of coefficients
 _PLACE_BITS = range(6, 17)  # a steep function needs many: its slope times a unit of the place is an error
+_INPUT_BITS = 18  # fraction bits that every input has, as SPU's own numbers do: the place cannot use more
 _FEW, _MANY = 1 << 11, 1 << 14  # places at which a candidate, and the choice, is measured
 _DRAWS = 4  # of masks of either kind, for the choice
 _SWEPT, _SWEEP, _TURNS = 48, 1 << 12, 2  # worst places, masks or places tried for each, times that both are changed
@@ -62,7 +64,12 @@ class Shape:
     segments: int
     width_bits: int
     degree: int
+    factor: int = 1
     continued: bool = False
+
+    @property
+    def width(self) -> float:
+        return 2.0**self.width_bits / self.factor
 
     @property
     def key_bytes(self) -> float:
@@ -122,8 +129,8 @@ def table_of(
 ) -> Table:
     """The table of a shape on a range, its function continued beyond the range if the shape says so."""
     if shape.continued:
-        function = continue_from(function, span, 2.0**shape.width_bits, shape.degree)
-    return Table(function, stock, span[0], shape.segments, shape.width_bits, shape.degree, bits, place_bits)
+        function = continue_from(function, span, shape.width, shape.degree)
+    return Table(function, stock, span[0], shape.segments, shape.width_bits, shape.degree, bits, place_bits, shape.factor)
 
 
 def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,8 +138,8 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
 
     The same integers as `primitives/lookup.py` with an input c - u, shares added up.
     """
-    raw, origin, input_bits = _ring(table, x)
-    segment, place = _position(table, raw - origin + masks)
+    raw, position, input_bits = _ring(table, x)
+    segment, place = _position(table, position + masks)
     mask_segment, mask_place = _position(table, masks)
     rows = table.coefficients.T[:, (segment - mask_segment) & (table.segments - 1)]
     payload = np.ascontiguousarray(table.payload(mask_place).T)
@@ -158,7 +165,7 @@ def worst_error(table: Table, function: Function, span: tuple[float, float], eno
         if largest > enough:
             break
         if turn % 2:
-            near = x + random.uniform(-0.1, 0.1, (_SWEPT, _SWEEP)) * 2.0**table.width_bits
+            near = x + random.uniform(-0.1, 0.1, (_SWEPT, _SWEEP)) * table.width
             tried = np.clip(near, *span), np.broadcast_to(masks, near.shape)
         else:
             other = random.integers(0, 1 << (table.place_bits + _LOW_BITS), (_SWEPT, _SWEEP))
@@ -221,27 +228,34 @@ def _check(function: Function, low: float, high: float, max_error: float) -> Non
 
 
 def _shapes(low: float, high: float) -> Iterator[Shape]:
-    """Every table that covers the range, with the narrowest segments for their number: the last one is not usable."""
+    """Tables that cover the range, with the narrowest segments for their number, which the last one is not usable of.
+
+    With a factor of 1 besides: only then can an opening of the input that was made for something else serve the lookup.
+    """
     for segments in _SEGMENTS:
-        width_bits = ceil(log2((high - low) / (segments - 1)))
-        for degree in _DEGREES:
-            for continued in (False, True):
-                yield Shape(segments, width_bits, degree, continued)
+        least = (high - low) / (segments - 1)
+        widths = [(ceil(log2(least * factor)), factor) for factor in _FACTORS]
+        narrowest = min(widths, key=lambda width: 2.0 ** width[0] / width[1])
+        for (width_bits, factor), degree, continued in product({widths[0]: 0, narrowest: 0}, _DEGREES, (False, True)):
+            yield Shape(segments, width_bits, degree, factor, continued)
 
 
 def _fitted(
     shape: Shape, function: Function, stock: Callable[[Any], Any], span: tuple[float, float], max_error: float
 ) -> tuple[float, PlannedTable | None]:
     """(the least error of a shape, with the finest numbers; the table of the coarsest numbers that keep `max_error`, if any)."""
+    precisions = _precisions(shape)
+    if not precisions:
+        return inf, None
     with np.errstate(all="ignore"):
         try:
-            finest = table_of(shape, function, stock, span, _BITS[-1], _PLACE_BITS[-1])
+            finest = table_of(shape, function, stock, span, *precisions[-1])
             least = _quick_error(finest, function, span) if finest.modulus <= _RING else inf
         except ValueError:  # not finite beyond the range
             return inf, None
     if least > max_error:
         return least, None
-    for bits, place_bits in _precisions():
+    for bits, place_bits in precisions:
         table = table_of(shape, function, stock, span, bits, place_bits)
         if _quick_error(table, function, span) > max_error:
             continue
@@ -256,9 +270,10 @@ def _quick_error(table: Table, function: Function, span: tuple[float, float]) ->
     return float(errors(table, function, span, _FEW)[2].max())
 
 
-def _precisions() -> list[tuple[int, int]]:
+def _precisions(shape: Shape) -> list[tuple[int, int]]:
     """(bits, place_bits), those first whose tables take the fewest bits to turn."""
-    return sorted(product(_BITS, _PLACE_BITS), key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
+    places = [place_bits for place_bits in _PLACE_BITS if place_bits <= _INPUT_BITS + shape.width_bits]
+    return sorted(product(_BITS, places), key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
 
 
 def _limbs(table: Table) -> int:
@@ -272,9 +287,13 @@ def _limbs(table: Table) -> int:
 
 
 def _ring(table: Table, x: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """(reals in the ring, the table's low end in the ring, their fraction bits): `_LOW_BITS` more than the place takes."""
+    """(reals in the ring, factor times what they are above the table's low end, their fraction bits).
+
+    These bits put `_LOW_BITS` bits below the place.
+    """
     bits = table.place_bits - table.width_bits + _LOW_BITS
-    return np.round(x * 2.0**bits).astype(np.int64), round(table.low * 2.0**bits), bits
+    raw = np.round(x * 2.0**bits).astype(np.int64)
+    return raw, raw * table.factor - round(table.low * table.factor * 2.0**bits), bits
 
 
 def _masks(table: Table, x: np.ndarray, random: np.random.Generator, borrows: bool) -> np.ndarray:
@@ -283,9 +302,9 @@ def _masks(table: Table, x: np.ndarray, random: np.random.Generator, borrows: bo
     Masks of one kind are uniform among themselves. At the ends of a segment one kind is too rare to be met by chance, and
     that is where polynomials are worst.
     """
-    raw, origin, _ = _ring(table, x)
+    _, position, _ = _ring(table, x)
     width = 1 << (table.place_bits + _LOW_BITS)
-    free = width - (raw - origin) % width  # masks whose place is below this do not carry into the next segment
+    free = width - position % width  # masks whose place is below this do not carry into the next segment
     place = random.integers(np.minimum(free, width - 1), width) if borrows else random.integers(0, free)
     return place + width * random.integers(0, table.segments, len(x))
 
@@ -298,8 +317,8 @@ def _position(table: Table, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _grid(table: Table, span: tuple[float, float], points: int) -> np.ndarray:
     """Evenly spaced points with both ends, and the places next to each edge."""
-    unit = 2.0 ** (table.width_bits - table.place_bits)
-    edges = table.low + np.arange(table.segments) * 2.0**table.width_bits
+    unit = table.width * 2.0**-table.place_bits
+    edges = table.low + np.arange(table.segments) * table.width
     near = (edges[:, None] + unit * np.array([-1.0, -0.5, 0.0, 0.5, 1.0])).reshape(-1)
     x = np.concatenate([np.linspace(*span, points), near])
     return np.sort(x[(x >= span[0]) & (x <= span[1])])

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..generation import AssistedDecoder, Sampler, SecureDecoder, Step, TextStream, generate
+from ..generation.material import Facts, open_material
 from ..generation.progress import Progress, silent
 from ..models import Checkpoint, PlainDecoder, load_checkpoint
 from ..models.calibration_file import calibration_for
@@ -29,6 +30,7 @@ from ..runtime.workspace import workspace
 from .schema import Experiment
 
 SCHEMA = 1
+_PATIENCE = 60.0  # seconds to wait for material that its dealer is still making
 _DISK_FACTOR = 2.5  # LevelDB writes each opened weight to its log and to a table, and merges tables now and then
 
 
@@ -63,7 +65,7 @@ def measure(
     checkpoint, tokenizer, prompt, capacity = _prepare(experiment)
     text, steps = TextStream(tokenizer), []
     with Session(experiment.protocol) as session:
-        secure = _decoder(session, experiment, checkpoint, capacity, progress)
+        secure = _decoder(session, experiment, checkpoint, capacity, len(prompt), progress)
         secure.set_up(len(prompt), progress)
         sampler = Sampler(experiment.generation.sampling)
         count = experiment.generation.new_tokens
@@ -83,12 +85,17 @@ def measure(
 
 
 def _decoder(
-    session: Session, experiment: Experiment, checkpoint: Checkpoint, capacity: int, progress: Progress
+    session: Session, experiment: Experiment, checkpoint: Checkpoint, capacity: int, prompt_tokens: int, progress: Progress
 ) -> SecureDecoder | AssistedDecoder:
     if experiment.ops == "stock":
         return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
     calibration, ranges = calibration_for(experiment.model, checkpoint, progress)
-    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges)
+    supply = None
+    if experiment.material is not None:
+        new_tokens = experiment.generation.new_tokens
+        facts = Facts(experiment.model.name, len(experiment.prefix), prompt_tokens, new_tokens, capacity)
+        supply = open_material(experiment.material, facts, _PATIENCE)
+    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges, supply)
 
 
 def _ranges(decoder: SecureDecoder | AssistedDecoder) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ class GenerationConfig(BaseModel):
 class Experiment(BaseModel):
     """One run: `ops` are SPU's own operations, or the plugin's dealer protocols (SEMI2K).
 
+    `material` is a folder of correlated randomness dealt ahead (`spu-llm deal`); without it a dealer is at hand.
     `baseline` holds the settings in which a second run, made in the same go, differs from this one.
     """
 
@@ -43,6 +44,7 @@ class Experiment(BaseModel):
     protocol: ProtocolConfig = ProtocolConfig()
     network: NetworkProfile
     generation: GenerationConfig
+    material: Path | None = None
     baseline: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -50,6 +52,8 @@ class Experiment(BaseModel):
         if self.ops == "plugin" and (self.protocol.name, self.protocol.world_size) != ("SEMI2K", 2):
             given = f"{self.protocol.name} between {self.protocol.world_size} parties"
             raise ValueError(f"ops plugin runs on SEMI2K between 2 parties, not on {given}; change protocol or set ops: stock")
+        if self.material is not None and self.ops != "plugin":
+            raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
         return self
 
     @property

@@ -83,7 +83,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.share.shape)
+        return tuple((self.views["operand"].public if self.share is None else self.share).shape)
 
 
 @dataclass

@@ -52,7 +52,7 @@ def twice_log(segments: int, width_bits: int) -> Table:
 
 
 def power_of_two(segments: int, width_bits: int) -> Table:
-    """A power of two near 1 / x for each segment from 0 on, so that x times it lies in [0.7, 3] above the first one."""
+    """A power of two near 1 / x for each segment from 0 on, so that x times it lies in [0.5, 2] above the first one."""
     width = 2.0**width_bits
 
     def power(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """A planned table keeps its error under every mask, by the very integers that two parties add up, at the least cost found."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def dealt_lookup(table, x):
     shares = [receive(specification, party, keys[party], 7, messages[party]) for party in (0, 1)]
     r, rows = np.split(shares[0] + shares[1], [x.size])
     raw = np.round(x * 2.0**bits).astype(np.int64)
-    c = (raw - r - round(table.low * 2.0**bits)) >> (bits + table.width_bits - table.place_bits)
+    c = (raw * table.factor - r - round(table.low * table.factor * 2.0**bits)) >> (bits + table.width_bits - table.place_bits)
     place, segment = c & ((1 << table.place_bits) - 1), (c >> table.place_bits) & (table.segments - 1)
     row = rows.reshape(x.size, table.segments, table.degree + 1)[np.arange(x.size), segment]
     power, total = np.full_like(place, 1 << table.place_bits), 0
@@ -59,7 +60,7 @@ def test_named_tables_keep_their_error(name):
 def test_a_named_table_is_what_the_planner_finds():
     function = NAMED["silu"]
     table = plan_table(function.numpy, *function.span, 5.5e-4).table
-    ours, theirs = ((t.segments, t.width_bits, t.degree, t.bits, t.place_bits) for t in (table, function.table))
+    ours, theirs = ((t.segments, t.width, t.degree, t.bits, t.place_bits) for t in (table, function.table))
     assert ours == theirs
 
 
@@ -67,12 +68,11 @@ def test_fewest_bytes():
     planned = plan_table(np.tanh, -8.0, 8.0, 1e-3)
     table = planned.table
     assert planned.max_error <= 1e-3 and planned.key_bytes == dpf.key_bytes(table.depth, table.degree + 1)
-    for segments in (2, 4, 8, 16, 32):
-        width_bits = int(np.ceil(np.log2(16 / (segments - 1))))
-        for degree in range(10):
-            if dpf.key_bytes(segments.bit_length() - 1, degree + 1) < planned.key_bytes:
-                cheaper = table_of(Shape(segments, width_bits, degree), np.tanh, np.asarray, (-8.0, 8.0), 18, 16)
-                assert errors(cheaper, np.tanh, (-8.0, 8.0), 1 << 11)[2].max() > 1e-3
+    for segments, factor, degree in product((2, 4, 8, 16, 32), (1, 3, 5, 7), range(10)):
+        if dpf.key_bytes(segments.bit_length() - 1, degree + 1) < planned.key_bytes:
+            shape = Shape(segments, int(np.ceil(np.log2(16 / (segments - 1) * factor))), degree, factor)
+            cheaper = table_of(shape, np.tanh, np.asarray, (-8.0, 8.0), 18, 16)
+            assert errors(cheaper, np.tanh, (-8.0, 8.0), 1 << 11)[2].max() > 1e-3
 
 
 def test_prefers_seconds():

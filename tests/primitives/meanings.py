@@ -18,8 +18,8 @@ from spu_llm.runtime import ProtocolConfig
 STOCK = ("SEMI2K", "ABY3", "CHEETAH")
 
 
-def meanings(function: Callable, *args: Fixed, stock: Sequence[str] = STOCK) -> dict[str, Any]:
-    """function(*args) in plaintext, jitted, as stock SPU protocols compute it, and between two parties with a dealer.
+def meanings(function: Callable, *args: Fixed, stock: Sequence[str] = STOCK, dealer: bool = True) -> dict[str, Any]:
+    """function(*args) in plaintext, jitted, as stock SPU protocols compute it, and between two parties with a `dealer`.
 
     Fails if one of them has not the shapes and scales that abstract evaluation foretells.
     """
@@ -29,7 +29,8 @@ def meanings(function: Callable, *args: Fixed, stock: Sequence[str] = STOCK) -> 
     for name in stock:
         with mock.patch.object(harness, "ProtocolConfig", partial(ProtocolConfig, name=name)):
             found[name] = harness.run_stock(function, *args)
-    found["dealer"], _ = harness.run_dealt(function, *args)
+    if dealer:
+        found["dealer"], _ = harness.run_dealt(function, *args)
     for name, value in found.items():
         assert jax.tree_util.tree_map(np.shape, value) == jax.tree_util.tree_map(np.shape, foretold), name
     return found
