@@ -81,7 +81,7 @@ def fetch(model: str) -> None:
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
 @click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
 @click.option("--network", default="none", show_default=True, help="Name in configs/network: what times are given for.")
-@click.option("--material", type=click.Path(path_type=Path), help="Folder of material that `spu-llm deal` made for this generation.")
+@click.option("--material", type=click.Path(path_type=Path), help="Folder that `spu-llm deal` made for this generation.")
 @click.option("--capacity", type=click.IntRange(2), help="Cache rows.  [default: what prefix, prompt and new tokens need]")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the k best tokens only.")

@@ -137,7 +137,7 @@ class _Stretch:
         """AES of contiguous uint64 blocks [..., 2]; the result is overwritten by the next call."""
         if self._room.size < blocks.size + 2:
             self._room = np.empty(blocks.size + 2, np.uint64)  # the cipher asks for one block more than it writes
-        self._ciphers[key].update_into(blocks.data.cast("B"), self._room.data.cast("B"))
+        self._ciphers[key].update_into(blocks.reshape(-1).view(np.uint8).data, self._room.view(np.uint8).data)
         return self._room[: blocks.size].reshape(blocks.shape)
 
     def words(self, seeds: np.ndarray, width: int) -> np.ndarray:

@@ -119,7 +119,7 @@ class Table:
         return out
 
     def _apply(self, spread: np.ndarray, column: int, matrix: np.ndarray) -> np.ndarray:
-        return spread[:, : self.degree + 1 - column].reshape(len(spread), -1) @ matrix
+        return spread[:, : self.degree + 1 - column].reshape(len(spread), len(matrix)) @ matrix
 
     @cached_property
     def _maps(self) -> tuple[list[np.ndarray], int]:

@@ -87,7 +87,7 @@ class AssistedDecoder:
             self._mask_cache(progress)
             wanted = [
                 (make, n) for n in {1, self._padded(prompt_tokens)} for make in (self._embed_program, self._layer_program)
-            ] + [(self._logits_program, (self._padded(prompt_tokens), 1)), (self._logits_program, (1, 1))]
+            ] + [(self._logits_program, (n, 1)) for n in {1, prompt_tokens}]
             for make, n in progress(wanted, "compiling", "program"):
                 make(n)
 
@@ -98,12 +98,11 @@ class AssistedDecoder:
             raise ValueError(f"{count} tokens, which must be at least one and lie in the vocabulary")
         if self.length + count > self.capacity:
             raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
-        padded = self._padded(count)
-        self._embed([*tokens, *[0] * (padded - count)])
-        self._run_layers(padded)
+        self._embed(list(tokens))  # as many as there are: rows of padding could leave their tables and void the pass
+        self._run_layers(count)
         self.length += count
         try:
-            return self._logits(padded, range(count - 1, count) if last_only else range(count))
+            return self._logits(count, range(count - 1, count) if last_only else range(count))
         except UserError:
             self.length -= count  # what the pass wrote is void
             raise
@@ -188,9 +187,6 @@ class AssistedDecoder:
         return 64 - (2 * BITS + (ANGLE_BITS if rotated else 0) - BITS)
 
     # Passes
-
-    def _padded(self, count: int) -> int:
-        return min(bucket(count, 1), self.capacity - self.length)
 
     def _embed(self, tokens: list[int]) -> None:
         """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""

@@ -23,7 +23,7 @@ from ..errors import UserError
 from .base import EAGER, PROTOCOLS
 
 RING = 64
-_CALLS = {"pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat": "jaxpr", "checkpoint": "jaxpr"}
+_CALLS = {"pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
 _CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 _MOVES: dict[str, Callable[[dict[str, Any]], Callable[[Any], Any]]] = {

@@ -48,7 +48,7 @@ _PLANNED: dict[str, tuple[Callable, Callable, float, float, Shape, int, int]] = 
     "tanh": (np.tanh, jax.numpy.tanh, -8.0, 8.0, Shape(32, 2, 4, 7), 12, 13),
     "exp": (np.exp, jax.numpy.exp, -16.0, 4.0, Shape(64, 0, 4, 3), 12, 16),
     "reciprocal": (lambda x: 1 / x, lambda x: 1.0 / x, 0.25, 16.0, Shape(128, -3, 5, 1, True), 12, 13),
-    "rsqrt": (lambda x: 1 / np.sqrt(x), jax.lax.rsqrt, 0.0625, 8.0, Shape(128, -4, 6, 1, True), 12, 15),
+    "rsqrt": (lambda x: 1 / np.sqrt(x), jax.lax.rsqrt, 0.0625, 8.0, Shape(256, -5, 4, 1, True), 15, 12),
     "erf": (special.erf, jax.lax.erf, -4.0, 4.0, Shape(8, 3, 6, 7), 12, 13),
     "softplus": (lambda x: np.logaddexp(x, 0), jax.nn.softplus, -16.0, 16.0, Shape(16, 4, 6, 7), 13, 13),
 }

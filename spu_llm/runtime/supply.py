@@ -280,5 +280,13 @@ def _held(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return (value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest())
     if isinstance(value, Table):
-        return (type(value).__name__, value.low, value.width_bits, value.factor, value.place_bits, value.bits, _held(value.coefficients))
+        return (
+            type(value).__name__,
+            value.low,
+            value.width_bits,
+            value.factor,
+            value.place_bits,
+            value.bits,
+            _held(value.coefficients),
+        )
     return _function(value) if callable(value) else type(value).__name__

@@ -84,7 +84,7 @@ def test_refuses_a_number_twice(store):
 def test_material_runs_out(tmp_path):
     store = MaterialStore(tmp_path)
     store.put(0, b"")
-    remedy = f"make more with `spu-llm deal --out {tmp_path} --count N`"
+    remedy = "make more with `spu-llm deal --tokens N --out FOLDER`"
     with pytest.raises(UserError, match=f"material 7 is not in {tmp_path}, 1 left: {remedy}"):
         store.take(7)
     with pytest.raises(UserError, match="material -1 is not in"):
