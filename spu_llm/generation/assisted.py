@@ -85,9 +85,9 @@ class AssistedDecoder:
             self._mask_layers(progress)
             self._mask_tables()
             self._mask_cache(progress)
-            wanted = [
-                (make, n) for n in {1, self._padded(prompt_tokens)} for make in (self._embed_program, self._layer_program)
-            ] + [(self._logits_program, (n, 1)) for n in {1, prompt_tokens}]
+            wanted = [(make, n) for n in {1, prompt_tokens} for make in (self._embed_program, self._layer_program)] + [
+                (self._logits_program, (n, 1)) for n in {1, prompt_tokens}
+            ]
             for make, n in progress(wanted, "compiling", "program"):
                 make(n)
 
