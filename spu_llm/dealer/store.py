@@ -178,7 +178,7 @@ class _Folder:
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
-        self.remedy = f"make more with `spu-llm deal --tokens N --out FOLDER`"
+        self.remedy = "make more with `spu-llm deal --tokens N --out FOLDER`"
         self._folder = folder
         self._marks = _LockedFile(folder / "used")
         for rest in folder.glob("*.partial"):  # a crash came within a put
