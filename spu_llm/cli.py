@@ -12,6 +12,7 @@ import click
 
 from .bench.accuracy import bench_accuracy
 from .bench.layer import LayerShape, bench_layer
+from .bench.op import HEADER, OPS, bench_op, row
 from .cli_deal import deal_command
 from .cli_plan import plan_table_command
 from .errors import UserError
@@ -22,6 +23,7 @@ from .generation.progress import Progress, bar, silent
 from .models import load_checkpoint
 from .models.decoder import FAMILIES
 from .runtime import ProtocolConfig
+from .runtime.assisted import TRUST
 
 _SUSPECT = 0.02  # share of the largest logit; fixed point that fits errs by about 0.0005
 
@@ -205,6 +207,32 @@ def accuracy(model: str, text: Path, positions: int, as_json: bool, quiet: bool)
     config = load_model(model)
     result = bench_accuracy(config, load_checkpoint(config.locate()), passages, positions, _progress(quiet))
     click.echo(json.dumps(result) if as_json else "\n".join(f"{key:20} {value}" for key, value in result.items()))
+
+
+@bench.command()
+@click.option("--op", "name", required=True, type=click.Choice([*OPS, "all"]), help="What to measure.")
+@click.option("--elements", default=1024, show_default=True, type=click.IntRange(1), help="Of the first input; rows are of 64.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Timed passes; the median is printed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table; of all, an object each by name.")
+def op(name: str, elements: int, repeats: int, as_json: bool) -> None:
+    """One operation by dealer protocols, and as stock SPU has it: bytes an element, messages, error over its whole range.
+
+    \b
+    Examples:
+      spu-llm bench op --op gelu --json
+      spu-llm bench op --op softmax --elements 16384
+      spu-llm bench op --op all
+    """
+    names = list(OPS) if name == "all" else [name]
+    if as_json:
+        found = {each: bench_op(each, elements, repeats) for each in names}
+        click.echo(json.dumps(found if name == "all" else found[name]))
+        return
+    click.echo(HEADER)
+    for each in names:
+        click.echo(row(each, bench_op(each, elements, repeats)))
+    click.echo("Bytes one party sends, or is sent by the dealer, for each element of the first input.")
+    click.echo(f"trust: {TRUST}; stock: {ProtocolConfig().trust}")
 
 
 def _usual_ops(model: str, protocol: str) -> str:

@@ -49,7 +49,10 @@ def rotated(table, segment, place):
     degree = table.degree
     return np.array(
         [
-            [sum(comb(p, i) * a[(k - segment) % table.segments, p] * back[p - i] for p in range(i, degree + 1)) for i in range(degree + 1)]
+            [
+                sum(comb(p, i) * a[(k - segment) % table.segments, p] * back[p - i] for p in range(i, degree + 1))
+                for i in range(degree + 1)
+            ]
             for k in range(table.segments)
         ],
         object,
@@ -85,7 +88,7 @@ def test_derived(modulus, shape, run):
     size = next(size for size in (1, 2, 4, 8) if 8 * size >= modulus)
     assert sorted(message_bytes(specification)) == [0, size * first.size]
     narrow = [part[-first.size :] for part in words]
-    assert size == 8 or all(0 <= part.min(initial=0) and part.max(initial=0) < 2 ** (8 * size) for part in narrow)
+    assert size == 8 or all(part.min(initial=0) >= 0 and part.max(initial=0) < 2 ** (8 * size) for part in narrow)
 
 
 def test_followed():
@@ -207,14 +210,14 @@ def test_message_of_another_length_is_refused(party, change):
     specification = several()
     message = Dealer(KEYS).deal(specification, 1).messages[party]
     wrong = message[:change] if change < 0 else message + bytes(change)
-    with pytest.raises(ValueError, match="the dealer's message is too (short|long)|a correction of"):
+    with pytest.raises(ValueError, match=r"the dealer's message is too (short|long)|a correction of"):
         receive(specification, party, KEYS[party], 1, wrong)
 
 
 def test_messages_are_for_a_program_and_a_party():
     specification = several()
     messages = Dealer(KEYS).deal(specification, 1).messages
-    with pytest.raises(ValueError, match="the dealer's message is too|a correction of"):
+    with pytest.raises(ValueError, match=r"the dealer's message is too|a correction of"):
         receive(specification, 0, KEYS[0], 1, messages[1])
     shorter = Specification(specification.deals[:-1])
     with pytest.raises(ValueError, match="the dealer's message is too long"):

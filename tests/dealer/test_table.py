@@ -111,7 +111,9 @@ def test_a_rotated_table_is_the_table_seen_from_the_mask(table):
     row = table.rotate(spread, 64)[np.arange(400), c]
     found = (row * (g[:, None] / 1024.0) ** np.arange(table.degree + 1)).sum(-1) / 2.0 ** (table.bits + table.place_bits)
     u = (g - f) / 1024.0
-    want = (table.coefficients[(c - r) & (table.segments - 1)] * u[:, None] ** np.arange(table.degree + 1)).sum(-1) / 2.0**table.bits
+    want = (table.coefficients[(c - r) & (table.segments - 1)] * u[:, None] ** np.arange(table.degree + 1)).sum(
+        -1
+    ) / 2.0**table.bits
     assert np.abs(found - want).max() < 2e-3 * max(1, table.limits[1])
 
 
@@ -137,5 +139,8 @@ def test_refused_when_constructed(change, message):
 
 
 def test_refuses_a_function_with_a_pole():
-    with np.errstate(all="ignore"), pytest.raises(ValueError, match=r"the table's function is not finite on \[0.0, 7.0\]; give it tails"):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match=r"the table's function is not finite on \[0.0, 7.0\]; give it tails"),
+    ):
         _ = Table(np.log, np.log, 0.0, 8, 0, 2).coefficients

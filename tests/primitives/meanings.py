@@ -25,7 +25,10 @@ def meanings(function: Callable, *args: Fixed, stock: Sequence[str] = STOCK, dea
     """
     with enable_x64():
         foretold = jax.eval_shape(function, *args)
-        found = {"plaintext": harness.run_plain(function, *args), "jit": jax.tree_util.tree_map(np.asarray, jax.jit(function)(*args))}
+        found = {
+            "plaintext": harness.run_plain(function, *args),
+            "jit": jax.tree_util.tree_map(np.asarray, jax.jit(function)(*args)),
+        }
     for name in stock:
         with mock.patch.object(harness, "ProtocolConfig", partial(ProtocolConfig, name=name)):
             found[name] = harness.run_stock(function, *args)

@@ -11,7 +11,18 @@ from meanings import garbled, meanings
 from spu_llm.primitives.contract import contract
 from spu_llm.primitives.fixed import Fixed
 
-SUBSCRIPTS = ["nk,km->nm", "nk,mk->nm", "n,n->n", "n,n->", "nd,nd->n", "n,m->nm", "nk,k->n", "ngqd,tgd->gqnt", "gqnt,tgd->gqnd", "ab,cab->bc"]
+SUBSCRIPTS = [
+    "nk,km->nm",
+    "nk,mk->nm",
+    "n,n->n",
+    "n,n->",
+    "nd,nd->n",
+    "n,m->nm",
+    "nk,k->n",
+    "ngqd,tgd->gqnt",
+    "gqnt,tgd->gqnd",
+    "ab,cab->bc",
+]
 
 
 def anything(random, *shape):
@@ -24,7 +35,11 @@ def shapes_of(subscripts, sizes):
 
 
 @settings(deadline=None, max_examples=40)
-@given(subscripts=st.sampled_from(SUBSCRIPTS), sizes=st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), min_size=14, max_size=14), seed=st.integers(0, 99))
+@given(
+    subscripts=st.sampled_from(SUBSCRIPTS),
+    sizes=st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), min_size=14, max_size=14),
+    seed=st.integers(0, 99),
+)
 def test_any_subscripts_and_shapes(subscripts, sizes, seed):
     shapes = shapes_of(subscripts, dict(zip("nkmdgqtabc", sizes, strict=False)))
     x, y = (anything(np.random.default_rng(seed + i), *shape) for i, shape in enumerate(shapes))
@@ -60,7 +75,9 @@ def test_rounded_as_they_are_opened(moduli, data):
     found, cost = run_dealt(lambda x, y: contract("nd,nd->nd", x, y, 70 - shifts[0], 70 - shifts[1]), *args)
     assert (found.bits, found.modulus) == (140 - sum(shifts), left)
     x, y = (raw >> shift for raw, shift in zip(raws, shifts, strict=True))
-    candidates = [(found.raw - (x + i) * (y + j)) << (64 - left) == 0 for i in range(1 + (shifts[0] > 0)) for j in range(1 + (shifts[1] > 0))]
+    candidates = [
+        (found.raw - (x + i) * (y + j)) << (64 - left) == 0 for i in range(1 + (shifts[0] > 0)) for j in range(1 + (shifts[1] > 0))
+    ]
     assert np.any(candidates, axis=0).all()
     assert (cost.messages, cost.bytes) == (1, 8 * 24)
 
@@ -127,7 +144,9 @@ def test_vmap(axes):
     args = [Fixed(anything(np.random.default_rng(i), *shape), 0) for i, shape in enumerate(shapes)]
     function = jax.vmap(lambda x, y: contract("kn,km->nm", x, y), axes)
     found, cost = run_dealt(function, *args)
-    x, y = (np.moveaxis(arg.raw, axis, 0) if axis is not None else np.stack([arg.raw] * 5) for arg, axis in zip(args, axes, strict=True))
+    x, y = (
+        np.moveaxis(arg.raw, axis, 0) if axis is not None else np.stack([arg.raw] * 5) for arg, axis in zip(args, axes, strict=True)
+    )
     assert (found.raw == np.einsum("bkn,bkm->bnm", x, y)).all()
     assert (run_plain(function, *args).raw == found.raw).all()
     assert cost.bytes == 8 * sum(arg.raw.size for arg in args)  # what is not mapped is opened once

@@ -8,7 +8,7 @@ import pytest
 from harness import run_dealt, run_plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meanings import garbled, meanings
+from meanings import STOCK, garbled, meanings
 from scipy import special
 
 from spu_llm.dealer.plan import emulate
@@ -44,17 +44,18 @@ def mean_root(width, epsilon=0.0):
     return lambda s: 1 / np.sqrt(s / width + epsilon)
 
 
-# Table, function, range, absolute and relative tolerance. Poles are cut off at a kink, near which a segment is off by a few percent.
+# Table, function, range, absolute and relative tolerance. Poles are cut at a kink, near which a segment is off by a few percent.
+# Tolerances are those of the worst masks (`plan.worst_error`), for exp of rounding each payload word and power the wrong way.
 TABLES = {
     "gelu": (functions.gelu(), gelu, -8, 7.75, 3e-4, 0),
     "gelu, wide": (functions.gelu(-16.0, 128), gelu, -16, 15.75, 3e-4, 0),
     "gelu, tanh": (functions.gelu(approximate=True), gelu_tanh, -8, 7.75, 3e-4, 0),
-    "silu": (functions.silu(), silu, -52, -52 + 31 * 8 / 3, 1.6e-3, 0),
-    "silu, wide": (functions.silu(-104.0, 64), silu, -104, 64, 2.2e-3, 0),
-    "exp": (functions.exponential(-112.0, 6.0), np.exp, -112, 6, 1e-3, 2e-3),
-    "exp, narrow": (functions.exponential(-18.0, 3.0, 32, 0, 5), np.exp, -18, 3, 1.5e-3, 2e-3),
+    "silu": (functions.silu(), silu, -52, -52 + 31 * 8 / 3, 2.5e-3, 0),
+    "silu, wide": (functions.silu(-104.0, 64), silu, -104, 64, 2.6e-3, 0),
+    "exp": (functions.exponential(-112.0, 6.0), np.exp, -112, 6, 1e-3, 0.035),
+    "exp, narrow": (functions.exponential(-18.0, 3.0, 32, 0, 5), np.exp, -18, 3, 1.5e-3, 6e-3),
     "reciprocal": (functions.reciprocal(0.05, 3.98, degree=3), np.reciprocal, 0.05, 3.984375, 1e-3, 0.03),
-    "reciprocal, far from its kink": (functions.reciprocal(0.05, 3.98, degree=3), np.reciprocal, 0.2, 3.984375, 3e-4, 0),
+    "reciprocal, far from its kink": (functions.reciprocal(0.05, 3.98, degree=3), np.reciprocal, 0.2, 3.984375, 6e-4, 0),
     "twice log": (functions.twice_log(256, -3), lambda x: 2 * np.log(x), 1, 31.875, 3e-3, 0),
     "root": (root_table(64, 0.5, 4.0, 1e-5, 64), mean_root(64, 1e-5), 32, 504, 1e-3, 0.02),
     "root, far from its kink": (root_table(64, 0.5, 4.0, 1e-5, 64), mean_root(64, 1e-5), 64, 504, 6e-4, 0),
@@ -125,7 +126,7 @@ def test_powers_of_two_bring_numbers_near_one(segments, width_bits, seed):
     raw = np.random.default_rng(seed).integers(2 ** (BITS + width_bits), int(table.high * 2**BITS) + 1, 300)
     found, _ = run_dealt(lambda x: lookup(x, table), Fixed(raw, BITS))
     near_one = raw / 2.0**BITS * found.raw / 2.0**found.bits
-    assert 0.5 <= near_one.min() and near_one.max() <= 2
+    assert near_one.min() >= 0.5 and near_one.max() <= 2
 
 
 @pytest.mark.parametrize("table", [SIGMOID, replace(SIGMOID, factor=3, low=-4.0), functions.exponential(-9.0, 2.0, 16, 0, 5)])
@@ -133,17 +134,14 @@ def test_powers_of_two_bring_numbers_near_one(segments, width_bits, seed):
 def test_any_input_scale(table, bits):
     """An untruncated product is looked up as it is."""
     off, want = errors(table, table.function, table.low, min(table.high, 2.0), 400, bits=bits)
-    assert (off < 1e-3 + 2e-3 * np.abs(want)).all()
+    assert (off < 1e-3 + 6e-3 * np.abs(want)).all()
 
 
-def test_equals_its_emulation():
-    """The protocol's integers are those that the planner measures."""
-    table = replace(SIGMOID, factor=1)
-    x = np.linspace(table.low, table.high, 999)
-    random = np.random.default_rng(0)
-    masks = random.integers(-(2**63), 2**63 - 1, 999)
-    held_x, emulated = emulate(table, x, masks)
-    found = run_dealt(lambda x: lookup(x, table), Fixed(encode(x, BITS), BITS))[0]
+def test_no_worse_than_its_emulation():
+    """The planner measures integers as the protocol has them."""
+    x = np.linspace(SIGMOID.low, SIGMOID.high, 999)
+    held_x, emulated = emulate(SIGMOID, x, np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 999))
+    found, _ = run_dealt(lambda x: lookup(x, SIGMOID), Fixed(encode(x, BITS), BITS))
     assert np.abs(found.raw / 2.0**found.bits - special.expit(x)).max() < 2 * np.abs(emulated - special.expit(held_x)).max()
 
 
@@ -197,14 +195,16 @@ def test_operand_is_looked_up_without_an_opening():
     assert cost.messages == 0
 
 
-@pytest.mark.parametrize(("name", "stock_error"), [("gelu", 2e-2), ("exp", 0.2), ("reciprocal", 2e-3)])
-def test_meanings_agree(name, stock_error):
+@pytest.mark.parametrize(
+    ("name", "stock", "stock_error"), [("gelu", STOCK, 2e-2), ("exp", ("SEMI2K", "ABY3"), 0.2), ("reciprocal", ("SEMI2K",), 2e-3)]
+)
+def test_meanings_agree(name, stock, stock_error):
     named = NAMED[name]
     raw = held(np.linspace(named.low, named.high, 12).reshape(4, 3), BITS, named.low, named.high)
     function = jax.vmap(lambda x: lookup(x, named.table), in_axes=1, out_axes=1)
-    for meaning, found in meanings(function, Fixed(raw, BITS)).items():
+    for meaning, found in meanings(function, Fixed(raw, BITS), stock=stock).items():
         off = np.abs(found.raw / 2.0**found.bits - named.numpy(raw / 2.0**BITS)).max()
-        assert off < (stock_error if meaning in ("SEMI2K", "ABY3", "CHEETAH") else MAX_ERROR), meaning
+        assert off < (stock_error if meaning in STOCK else MAX_ERROR), meaning
 
 
 def test_plaintext_is_the_table():

@@ -63,7 +63,7 @@ def test_rounds_up_as_often_as_its_fraction_says(part):
 
 def test_cost():
     function, of = dropping(14)
-    found, cost = run_dealt(function, of(np.zeros((3, 5), np.int64)))
+    _, cost = run_dealt(function, of(np.zeros((3, 5), np.int64)))
     assert (cost.messages, cost.bytes) == (1, 8 * 15)
     assert sum(cost.dealer_bytes) == 16 * 15
     # An operand was opened before.

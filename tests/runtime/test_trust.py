@@ -27,7 +27,11 @@ from spu_llm.runtime.program import compile_program
 from spu_llm.runtime.trust import check_trust
 
 WHOLE, REAL, INDEX = Slot((4, 4), np.int64), Slot((4, 4), np.float64), Slot((2,), np.int64)
-PUBLIC, PUBLIC_REAL, PLACE = Slot((4, 4), np.int64, public=True), Slot((4, 4), np.float64, public=True), Slot((2,), np.int64, public=True)
+PUBLIC, PUBLIC_REAL, PLACE = (
+    Slot((4, 4), np.int64, public=True),
+    Slot((4, 4), np.float64, public=True),
+    Slot((2,), np.int64, public=True),
+)
 
 REFUSED = {
     "product": (lambda x, y: x * y, (WHOLE, WHOLE), "multiply"),
@@ -51,7 +55,11 @@ REFUSED = {
     "maximum along an axis": (lambda x: jnp.max(x, 0), (WHOLE,), "reduce"),
     "product along an axis": (lambda x: jnp.prod(x, 0), (WHOLE,), "reduce"),
     "all along an axis": (lambda x: jnp.all(x > 0, 0), (WHOLE,), ""),
-    "window maximum": (lambda x: jax.lax.reduce_window(x, np.int64(-9), jax.lax.max, (2, 2), (1, 1), "VALID"), (WHOLE,), "reduce_window"),
+    "window maximum": (
+        lambda x: jax.lax.reduce_window(x, np.int64(-9), jax.lax.max, (2, 2), (1, 1), "VALID"),
+        (WHOLE,),
+        "reduce_window",
+    ),
     "argmax": (lambda x: jnp.argmax(x, 0), (WHOLE,), "reduce"),
     "sort": (lambda x: jnp.sort(x, 0), (WHOLE,), ""),
     "absolute": (lambda x: jnp.abs(x), (WHOLE,), ""),
@@ -118,7 +126,9 @@ def test_let_through_and_indeed_local(name):
 
 
 SIGMOID = Table(special.expit, jax.nn.sigmoid, -8.0, 16, 0, 2)
-SOFTMAX = SoftmaxPlan(functions.exponential(-8.0, 3.0, 16, 0, 4), functions.reciprocal(0.5, 30.0, 16), functions.power_of_two(16, -1))
+SOFTMAX = SoftmaxPlan(
+    functions.exponential(-8.0, 3.0, 16, 0, 4), functions.reciprocal(0.5, 30.0, 16), functions.power_of_two(16, -1)
+)
 NORM = NormPlan(root_table(4, 0.25, 4.0, segments=16))
 
 

@@ -36,7 +36,12 @@ PROGRAMS = {
     "one_hot": (lambda x: one_hot(Fixed(x.raw, 0), 8), 1),
     "softmax": (lambda x: softmax(x.reshape(-1, 2), np.ones(2, np.int64), SOFTMAX), 3),
 }
-CONSTANT = {"0": np.zeros(N, np.int64), "1": np.ones(N, np.int64), "-3 / 4": np.full(N, -3 << (BITS - 2)), "largest": np.full(N, 7 << BITS)}
+CONSTANT = {
+    "0": np.zeros(N, np.int64),
+    "1": np.ones(N, np.int64),
+    "-3 / 4": np.full(N, -3 << (BITS - 2)),
+    "largest": np.full(N, 7 << BITS),
+}
 
 
 @pytest.fixture
