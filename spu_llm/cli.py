@@ -146,7 +146,7 @@ main.add_command(plan_table_command)
 
 @main.group()
 def bench() -> None:
-    """Measure parts of a model; JSON out."""
+    """Measure parts of a model: tables, or JSON."""
 
 
 @bench.command()
@@ -177,6 +177,8 @@ def layer(
     """
     if kv_heads not in (None, heads) and family != "llama":
         raise UserError(f"--kv-heads {kv_heads}: {family} has as many key/value heads as heads; leave it out")
+    if ops == "plugin" and (protocol, ring) != ("SEMI2K", "FM64"):
+        raise UserError(f"--ops plugin: runs on SEMI2K in FM64, not on {protocol} in {ring}; leave --protocol and --ring out")
     shape = LayerShape(family, width, heads, kv_heads or heads, ffn, context)
     result = {"ops": ops, **bench_layer(shape, ProtocolConfig.model_validate({"name": protocol, "ring": ring}), repeats, ops)}
     if as_json:
@@ -256,7 +258,7 @@ def _summary(metrics: dict[str, Any]) -> str:
     megabytes, messages = decode["bytes_per_token"] / 1e6, decode["messages_per_token"]
     offline = metrics["offline"]
     if offline["bytes_per_token"]:
-        compute += f" and {offline['seconds_per_token']:.1f} s dealing {offline['bytes_per_token'] / 1e6:.1f} MB ahead"
+        compute += f"; dealing ahead: {offline['seconds_per_token']:.1f} s and {offline['bytes_per_token'] / 1e6:.1f} MB a token"
     lines = [
         f"{compute}; one party sends {megabytes:.1f} MB in {messages:.0f} messages a token",
         f"{accuracy['top1_agreement']:.0%} of tokens as in plaintext, largest logit error {accuracy['max_logit_error']:.4f}",
