@@ -1,9 +1,13 @@
 """Decoding by dealer protocols against plaintext: families, several tokens at once, roll back, and what it opens."""
 
+import copy
+import dataclasses
+
 import numpy as np
 import pytest
 from conftest import CONFIGS, GPT2, LLAMA, OPT, write_checkpoint
 
+from spu_llm.errors import UserError
 from spu_llm.generation import AssistedDecoder
 from spu_llm.models import PlainDecoder, load_checkpoint
 from spu_llm.models.calibration import calibrate
@@ -16,11 +20,11 @@ UNTIED = LLAMA | {"tie_word_embeddings": False, "num_hidden_layers": 1}
 ERROR = 0.05
 
 
-def both(decoder, capacity=20, seed=0):
+def both(decoder, capacity=20, seed=0, ring="FM64"):
     """A session with an assisted decoder set up in it, and the plaintext decoder at the same position."""
     random = np.random.default_rng(seed)
     texts = [random.integers(0, decoder.config.vocabulary, length).tolist() for length in [18] * 30 + [2] * 30]
-    session = Session(ProtocolConfig())
+    session = Session(ProtocolConfig(ring=ring))
     assisted = AssistedDecoder(session, decoder, calibrate(decoder, texts, PREFIX), capacity, PREFIX)
     assisted.set_up()
     plain = PlainDecoder(decoder, capacity)
@@ -55,3 +59,24 @@ def test_messages_are_those_of_the_openings(config, messages, tmp_path):
             assisted.advance(PROMPT)
     expected = messages * decoder.config.layers + 10  # embedding and output layer: ids, logits, and 8 openings
     assert session.phases["one"].messages == session.phases["five"].messages == expected
+
+
+def test_a_layer_out_of_scale_ends_in_an_error(tmp_path):
+    decoder = load_checkpoint(write_checkpoint(tmp_path / "model", LLAMA)).decoder
+    texts = [np.random.default_rng(0).integers(0, 97, 18).tolist() for _ in range(30)]
+    calibration = calibrate(decoder, texts, PREFIX)
+    scaled = copy.deepcopy(decoder.params)
+    scaled["layers"][0]["down"]["kernel"] = 100 * scaled["layers"][0]["down"]["kernel"]
+    with Session(ProtocolConfig()) as session:
+        assisted = AssistedDecoder(session, dataclasses.replace(decoder, params=scaled), calibration, 20, PREFIX)
+        assisted.set_up()
+        with pytest.raises(UserError, match="range check"):
+            assisted.advance([3])
+        assert assisted.length == len(PREFIX)
+
+
+def test_the_128_bit_ring_gives_the_same(tmp_path):
+    decoder = load_checkpoint(write_checkpoint(tmp_path / "model", GPT2)).decoder
+    session, assisted, plain = both(decoder, ring="FM128")
+    with session:
+        assert np.abs(assisted.advance(PROMPT, last_only=False) - plain.advance(PROMPT)).max() < ERROR
