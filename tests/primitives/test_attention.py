@@ -44,7 +44,7 @@ def reals(x):
     return np.asarray(x.raw) / 2.0**x.bits
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(lead=st.sampled_from([(), (1,), (3,), (2, 1, 3)]), length=st.sampled_from([1, 2, 3, 7, 13]), seed=st.integers(0, 99))
 def test_softmax(lead, length, seed):
     """Of any shape, whatever is masked but position 0, which scores are taken relative to."""
@@ -115,15 +115,19 @@ class Decoding:
         for name in ("keys", "values"):
             self.assisted.mask_operand(name, np.zeros(self.shape, np.int64), "owner")
 
-    def step(self, n, start):
-        """(what n tokens from `start` on attend to, the same in float64, cost): new random queries, keys, values."""
+    def step(self, n, start, length=None):
+        """(what n tokens from `start` on attend to, the same in float64, cost): new random queries, keys, values.
+
+        They look at `length` rows, by default at as many as there are.
+        """
         _, groups, d = self.shape
         q = self.random.uniform(-1, 1, (n, groups, self.queries, d)) / d**0.5
         rows = self.random.uniform(-1, 1, (2, n, groups, d))
         for kept, new in zip(self.kept, rows, strict=True):
             kept[start : start + n] = new
         mask = causal(n, start + n)
-        want = attention(q, *(kept[: start + n] for kept in self.kept), mask)
+        mask = np.pad(mask, ((0, 0), (0, (length or start + n) - start - n)))
+        want = attention(q, *(kept[: mask.shape[1]] for kept in self.kept), mask)
         new = {"q": q, "k": rows[0], "v": rows[1]}
         for name, value in new.items():
             self.session.share(name, encode(value, 20), "client")
@@ -153,8 +157,8 @@ def test_cache_grows_and_is_rolled_back(groups, queries, d):
     with Session(ProtocolConfig()) as session:
         decoding = Decoding(session, 9, groups, queries, d)
         masks = []
-        for n, start in ((3, 0), (1, 3), (1, 4), (3, 2), (1, 5), (4, 5)):  # rolled back from 5 to 2, and from 6 to 5
-            found, want, _ = decoding.step(n, start)
+        for n, start in ((3, 0), (1, 3), (1, 4), (3, 2), (1, 5), (3, 5)):  # rolled back from 5 to 2, and from 6 to 5
+            found, want, _ = decoding.step(n, start, 9)
             assert found.shape == (n, groups, queries, d)
             assert np.abs(found - want).max() < 4e-3
             masks.append(decoding.masks(start, start + n)[0].reshape(-1))
@@ -186,7 +190,7 @@ def test_cost_does_not_grow_with_the_cache():
     groups, queries, d = 2, 2, 4
     with Session(ProtocolConfig()) as session:
         decoding = Decoding(session, 12, groups, queries, d)
-        for n, start in ((3, 0), (1, 3), (1, 9)):
+        for n, start in ((3, 0), (1, 9)):
             phase = decoding.step(n, start)[2]
             heads = groups * queries * n
             assert phase.messages == 4

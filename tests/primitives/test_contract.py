@@ -34,7 +34,7 @@ def shapes_of(subscripts, sizes):
     return [tuple(sizes[letter] for letter in part) for part in subscripts.split("->")[0].split(",")]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     subscripts=st.sampled_from(SUBSCRIPTS),
     sizes=st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), min_size=14, max_size=14),
@@ -62,7 +62,7 @@ def test_few_rows_and_a_large_matrix(subscripts, operands):
     assert (found.raw == np.einsum(subscripts, x, y)).all()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(moduli=st.tuples(st.integers(8, 64), st.integers(8, 64)), data=st.data())
 def test_rounded_as_they_are_opened(moduli, data):
     """Right modulo what is left of both moduli, each operand 0 or 1 unit too large, whatever is above."""

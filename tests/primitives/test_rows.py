@@ -62,7 +62,7 @@ class Growing:
         return sum(np.asarray(part) for part in self.session.words("cache.mask"))
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(
     writes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, CAPACITY)), min_size=2, max_size=5),
     shift=st.sampled_from([0, 14]),

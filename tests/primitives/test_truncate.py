@@ -20,7 +20,7 @@ def dropping(shift, modulus=64):
     return lambda x: truncate(x, 3), lambda raw: Fixed(raw, 3 + shift, modulus)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(modulus=st.integers(3, 64), shape=SHAPES, data=st.data())
 def test_any_value_below_the_bound(modulus, shape, data):
     """Whatever is above the modulus."""
