@@ -1,7 +1,7 @@
 """One operation on the plugin's primitives and as stock SPU has it: traffic, seconds and error against float64 over its range.
 
 Every result is one that a user can go on with: 16 or 18 fraction bits in the whole ring, but for norm and softmax, whose
-results (28 bits) the next dot truncates as it opens them.
+results (28 or 32 bits) the next dot truncates as it opens them.
 """
 
 from __future__ import annotations
