@@ -19,9 +19,9 @@ from .errors import UserError
 from .experiment.report import render_report
 from .experiment.runner import measure, run_experiment, write_whole
 from .experiment.schema import CONFIGS, build_experiment, load_experiment, load_model
-from .generation.progress import Progress, bar, silent
 from .models import load_checkpoint
 from .models.decoder import FAMILIES
+from .progress import Progress, bar, silent
 from .runtime import ProtocolConfig
 from .runtime.assisted import TRUST
 

@@ -9,9 +9,9 @@ import click
 from .errors import UserError
 from .experiment.schema import load_model
 from .generation.material import AheadDealer, Facts, deal_generation
-from .generation.progress import bar, silent
 from .models import load_checkpoint
 from .models.calibration_file import calibration_for
+from .progress import bar, silent
 
 
 @click.command("deal")

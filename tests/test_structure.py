@@ -8,8 +8,8 @@ from pathlib import Path
 import spu_llm
 
 PACKAGE = Path(spu_llm.__file__).parent
-ORDER = ["errors", "network", "dealer", "primitives", "runtime", "plugin", "models", "generation", "bench", "experiment"]
-ORDER += ["cli_plan", "cli_deal", "cli"]
+ORDER = ["errors", "progress", "network", "dealer", "primitives", "runtime", "plugin", "models", "generation", "bench"]
+ORDER += ["experiment", "cli_plan", "cli_deal", "cli"]
 """Lower first. A module may import from its own part and from parts before it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -13,11 +13,10 @@ from ..generation import AssistedDecoder
 from ..models import Checkpoint, PlainDecoder
 from ..models.calibration_file import calibration_for
 from ..models.source import ModelConfig
+from ..progress import Progress
 from ..runtime import ProtocolConfig, Session
 
 _PASS = 8  # tokens of one secure pass
-
-Progress = Callable[[Sequence[Any], str, str], Iterable[Any]]
 
 
 def bench_accuracy(model: ModelConfig, checkpoint: Checkpoint, text: str, positions: int, progress: Progress) -> dict[str, Any]:

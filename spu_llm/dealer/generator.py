@@ -9,10 +9,9 @@ from math import prod
 import numpy as np
 
 from . import dpf
-from .material import Deal, Derived, Looked, Operand, Pointed, Specification, Uniform, shared_words
+from .material import Derived, Looked, Operand, Pointed, Specification, Uniform, shared_words
 from .prg import Stream, derive_key
 
-PARTIES = 2
 _CHUNK = 1 << 17  # words of expanded tables held at once: they stay in the cache
 
 
@@ -182,7 +181,7 @@ def _expand_points(deal: Pointed, party: int, stream: Stream, rest: memoryview, 
     n = prod(deal.shape)
     roots = stream.seeds(n)
     size = dpf.Correction.size(n, deal.depth, 1)
-    correction = dpf.Correction.from_bytes(bytes(rest[:size]), n, deal.depth, 1)
+    correction = dpf.Correction.from_bytes(rest[:size], n, deal.depth, 1)
     rows = target.reshape(n, deal.size)
     for part in _chunks(n, 1 << deal.depth):
         rows[part] = dpf.expand(party, roots[part], correction[part], deal.depth, 1)[:, : deal.size, 0]
@@ -192,6 +191,3 @@ def _expand_points(deal: Pointed, party: int, stream: Stream, rest: memoryview, 
 def _chunks(n: int, words: int) -> Iterator[slice]:
     step = max(1, _CHUNK // words)
     return (slice(start, start + step) for start in range(0, n, step))
-
-
-__all__ = ["Deal", "Dealer", "Dealt", "message_bytes", "receive"]

@@ -20,10 +20,10 @@ import numpy as np
 from ..errors import UserError
 from ..generation import AssistedDecoder, Sampler, SecureDecoder, Step, TextStream, generate
 from ..generation.material import Facts, open_material
-from ..generation.progress import Progress, silent
 from ..models import Checkpoint, PlainDecoder, load_checkpoint
 from ..models.calibration_file import calibration_for
 from ..models.tokenizer import Tokenizer
+from ..progress import Progress, silent
 from ..runtime import Phase, Session
 from ..runtime.assisted import offline
 from ..runtime.workspace import workspace
@@ -75,9 +75,7 @@ def measure(
             stream(text.push(step.token))
         stream(text.finish())
         phases = dict(session.phases)
-    metrics = _metrics(experiment, phases, prompt, steps)
-    metrics["ranges"] = _ranges(secure)
-    metrics["trust"], metrics["failure_probability_per_token"] = secure.trust, secure.failure_probability
+    metrics = _metrics(experiment, secure, phases, prompt, steps)
     metrics["text"] = text.text
     metrics["accuracy"] = _accuracy(checkpoint, experiment, prompt, steps)
     metrics["peak_rss_bytes"] = _peak_memory()
@@ -225,7 +223,9 @@ def _check_disk(experiment: Experiment, checkpoint: Checkpoint) -> None:
         )
 
 
-def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int], steps: list[Step]) -> dict[str, Any]:
+def _metrics(
+    experiment: Experiment, secure: SecureDecoder | AssistedDecoder, phases: dict[str, Phase], prompt: list[int], steps: list[Step]
+) -> dict[str, Any]:
     network = experiment.network
     setup, prefill, decode = (phases.get(name, Phase()) for name in ("setup", "prefill", "decode"))
     dealt = phases.get(offline("decode"), Phase())
@@ -244,7 +244,7 @@ def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int]
         "ring": experiment.protocol.ring,
         "fraction_bits": experiment.protocol.fraction_bits,
         "ops": experiment.ops,
-        "trust": "",
+        "trust": secure.trust,
         "network": {
             "name": network.name,
             "bandwidth_mbps": network.bandwidth_mbps,
@@ -271,7 +271,8 @@ def _metrics(experiment: Experiment, phases: dict[str, Phase], prompt: list[int]
         },
         # stock SPU has no offline phase: its triples are made inside the online programs and counted there
         "offline": {"bytes_per_token": dealt.bytes / passes, "seconds_per_token": dealt.seconds / passes},
-        "failure_probability_per_token": 0.0,
+        "failure_probability_per_token": secure.failure_probability,
+        "ranges": _ranges(secure),
     }
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from ..models.cache import cache_shape, window
+from ..models.cache import Window, cache_shape
 from ..models.calibration import Calibration
 from ..models.decoder import Decoder
 from ..models.fixed_block import (
@@ -35,13 +35,12 @@ from ..primitives.contract import contract
 from ..primitives.fixed import Fixed, encode
 from ..primitives.norm import normalised, unit_factor
 from ..primitives.truncate import truncate
+from ..progress import Progress, silent
 from ..runtime import Session, Slot
 from ..runtime.assisted import TRUST, Assisted, DealtProgram, OperandSlot
 from ..runtime.supply import Supply
-from .progress import Progress, silent
-from .secure import bucket, padded_rows, vocabulary_block
+from .secure import fitting_window, padded_rows, vocabulary_block
 
-_SMALLEST_WINDOW = 32
 TABLE_BITS = 19
 """Fraction bits of the embedding table, which is also the output layer's where they are tied."""
 
@@ -218,9 +217,8 @@ class AssistedDecoder:
         found = self.session.receive_narrow("logits", BITS + TABLE_BITS)
         return found[:, : self.decoder.config.vocabulary]
 
-    def _window(self, n: int) -> Any:
-        length = min(bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
-        return window(self.decoder.config, self.length, n, length)
+    def _window(self, n: int) -> Window:
+        return fitting_window(self.decoder.config, self.length, n, self.capacity)
 
     # Programs
 

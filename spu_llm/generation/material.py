@@ -18,10 +18,10 @@ from ..dealer.store import MaterialStore
 from ..errors import UserError
 from ..models.calibration import Calibration
 from ..models.decoder import Decoder
+from ..progress import Progress, silent
 from ..runtime import Phase, Program, ProtocolConfig, Session
 from ..runtime.supply import FIRST_RUN, Masks, Run, StoredSupply, new_keys, party_folder, put_message, with_store, write_keys
 from .assisted import AssistedDecoder
-from .progress import Progress, silent
 
 PARTIES = (0, 1)
 _FACTS = "material.json"

@@ -12,10 +12,11 @@ import numpy as np
 
 from ..errors import UserError
 from ..models.cache import LayerCache, Window, cache_shape, window
+from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, path_name
 from ..models.plain import PlainDecoder
+from ..progress import Progress, silent
 from ..runtime import Program, ProtocolConfig, Session, Slot
-from .progress import Progress, silent
 
 _SMALLEST_WINDOW = 32  # cache rows looked at; windows double from here, so that few programs are compiled
 
@@ -135,9 +136,8 @@ class SecureDecoder:
         return min(bucket(count, 1), self.capacity - self.length)
 
     def _window(self, n: int) -> Window:
-        """Where a pass of n tokens stands now, over as few cache rows as a doubling allows."""
-        length = min(bucket(self.length + n, _SMALLEST_WINDOW), self.capacity)
-        return window(self.decoder.config, self.length, n, length)
+        """Where a pass of n tokens stands now."""
+        return fitting_window(self.decoder.config, self.length, n, self.capacity)
 
     def _embed(self, tokens: list[int]) -> None:
         """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
@@ -219,6 +219,11 @@ def vocabulary_block(decoder: Decoder, protocol: ProtocolConfig) -> int:
     if protocol.name != "SEMI2K":
         return 1
     return max(1, round((decoder.config.vocabulary / decoder.config.width) ** 0.5))
+
+
+def fitting_window(config: DecoderConfig, start: int, count: int, capacity: int) -> Window:
+    """The window of `count` tokens from position `start` over as few cache rows as a doubling allows."""
+    return window(config, start, count, min(bucket(start + count, _SMALLEST_WINDOW), capacity))
 
 
 def bucket(count: int, smallest: int) -> int:

@@ -7,7 +7,7 @@ tables cover the rest (see `plan.py`). Like everything here it is the owner's se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..progress import Progress, silent
 from .config import DecoderConfig
 from .decoder import Decoder
 from .folded import FoldedLayer, centred_rows, fold_layer
 
 _RIDGE = 3.0
 MASKED = -1e30
-
-Progress = Callable[[Sequence[Any], str, str], Iterable[Any]]
-
-
-def silent(items: Sequence[Any], what: str, unit: str) -> Iterable[Any]:
-    """No progress shown."""
-    return items
 
 
 @dataclass(frozen=True)

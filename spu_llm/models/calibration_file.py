@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..errors import UserError
-from .calibration import Calibration, LayerRanges, Progress, calibrate, silent
+from ..progress import Progress, silent
+from .calibration import Calibration, LayerRanges, calibrate
 from .checkpoint import Checkpoint
 from .plan import plan_model
 from .plan_check import RangeReport, check_plan

@@ -12,8 +12,9 @@ from ..errors import UserError
 from ..primitives.attention import Place, RowCache
 from ..primitives.fixed import Fixed, encode
 from ..primitives.observe import observe, spare_bits
+from ..progress import Progress, silent
 from .cache import window
-from .calibration import Calibration, Progress, silent
+from .calibration import Calibration
 from .decoder import Decoder
 from .fixed_block import BITS, STREAM_BITS, block, encode_angles, encode_layer, with_reference
 from .folded import centred_rows, fold_layer
