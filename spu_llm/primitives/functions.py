@@ -26,7 +26,7 @@ def gelu(low: float = -8.0, segments: int = 64, width_bits: int = -2, approximat
 
 
 def silu(low: float = -52.0, segments: int = 32) -> Table:
-    """x * sigmoid(x), by segments of width 8 / 3: high degree and few segments are cheapest to expand on so wide a range."""
+    """x * sigmoid(x), by segments of width 8 / 3: few segments of high degree are the fewest words on so wide a range."""
     return Table(lambda x: x * special.expit(x), jax.nn.silu, low, segments, 3, 8, place_bits=12, factor=3)
 
 
