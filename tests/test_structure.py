@@ -8,8 +8,8 @@ from pathlib import Path
 import spu_llm
 
 PACKAGE = Path(spu_llm.__file__).parent
-ORDER = ["errors", "progress", "network", "dealer", "primitives", "runtime", "plugin", "models", "generation", "bench"]
-ORDER += ["experiment", "cli_plan", "cli_deal", "cli"]
+ORDER = ["errors", "progress", "network", "dealer", "primitives", "runtime", "plugin", "models", "soal", "generation", "bench"]
+ORDER += ["experiment", "cli_plan", "cli_deal", "cli_soal", "cli"]
 """Lower first. A module may import from its own part and from parts before it."""
 
 
