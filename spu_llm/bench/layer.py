@@ -31,14 +31,17 @@ class LayerShape:
     kv_heads: int
     ffn: int
     context: int
+    experts: int | None = None
+    experts_per_token: int | None = None
 
     def config(self) -> DecoderConfig:
-        rope = 10000.0 if self.family == "llama" else None
+        rope = 10000.0 if self.family in ("llama", "mixtral") else None
+        experts: dict[str, Any] = {"experts": self.experts, "experts_per_token": self.experts_per_token}
         shape = (1, self.width, 1, self.heads, self.kv_heads, self.ffn, self.context + 1)
         try:
-            return DecoderConfig(self.family, *shape, epsilon=1e-5, tied_head=True, rope_base=rope)
+            return DecoderConfig(self.family, *shape, epsilon=1e-5, tied_head=True, rope_base=rope, **experts)
         except ValueError as error:
-            raise UserError(f"bench layer: {error}; change --width, --heads or --kv-heads") from None
+            raise UserError(f"bench layer: {error}; change --width, --heads, --kv-heads or --experts") from None
 
 
 def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: str = "stock") -> dict[str, Any]:
@@ -51,16 +54,16 @@ def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: 
     decoder = Decoder(config, {})
     params, x, cache = _inputs(config, shape.context)
     place = window(config, shape.context, 1, shape.context + 1)
-    stock = _stock(decoder, params, x, cache, place, protocol, repeats)
+    stock = stock_layer(decoder, params, x, cache, place, protocol, repeats)
     if ops == "stock":
         return stock
     found, y = bench_plugin_layer(config, params, x, cache, place, repeats)
     want = _reference(decoder, params, x, cache, place)
-    want = want if shape.family == "llama" else want - want.mean(-1, keepdims=True)
+    want = want if config.llama_like else want - want.mean(-1, keepdims=True)
     return {**found, "max_error": float(np.abs(y - want).max()), "stock": stock}
 
 
-def _stock(
+def stock_layer(
     decoder: Decoder, params: Any, x: np.ndarray, cache: LayerCache, place: Window, protocol: ProtocolConfig, repeats: int
 ) -> dict[str, Any]:
     with Session(protocol) as session:
@@ -90,16 +93,22 @@ def _stock(
 def _inputs(config: DecoderConfig, context: int) -> tuple[Any, np.ndarray, LayerCache]:
     random = np.random.default_rng(_SEED)
     x = random.standard_normal((1, config.width), np.float32)
-    zeros = LayerCache(*(np.zeros(cache_shape(config, 1), np.float32) for _ in range(2)))
-    block = FAMILIES[config.family].Block(config)
-    like = jax.eval_shape(block.init, jax.random.PRNGKey(0), x, zeros, window(config, 0, 1, 1))["params"]
-    params = jax.tree_util.tree_map_with_path(lambda path, leaf: _weight(random, path_name(path), leaf.shape), like)
+    params = random_params(config, random)
     keys, values = (random.standard_normal(cache_shape(config, context + 1), np.float32) for _ in range(2))
     return params, x, LayerCache(0.1 * keys, values)
 
 
-def _weight(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.ones(shape, np.float32) if name.endswith("scale") else 0.04 * random.standard_normal(shape, np.float32)
+def random_params(config: DecoderConfig, random: np.random.Generator, deviation: float = 0.04) -> Any:
+    """A layer's weights: normal numbers, gains 1."""
+    x = np.zeros((1, config.width), np.float32)
+    zeros = LayerCache(*(np.zeros(cache_shape(config, 1), np.float32) for _ in range(2)))
+    block = FAMILIES[config.family].Block(config)
+    like = jax.eval_shape(block.init, jax.random.PRNGKey(0), x, zeros, window(config, 0, 1, 1))["params"]
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _weight(random, path_name(path), leaf.shape, deviation), like)
+
+
+def _weight(random: np.random.Generator, name: str, shape: tuple[int, ...], deviation: float) -> np.ndarray:
+    return np.ones(shape, np.float32) if name.endswith("scale") else deviation * random.standard_normal(shape, np.float32)
 
 
 def _share(session: Session, params: Any, x: np.ndarray, cache: LayerCache, place: Window) -> tuple:

@@ -25,7 +25,7 @@ from ..primitives.contract import contract
 from ..primitives.fixed import Fixed, decode, encode
 from ..primitives.lookup import lookup
 from ..primitives.named import NAMED, NamedFunction
-from ..primitives.norm import NormPlan, norm_dot, root_table, unit_factor
+from ..primitives.norm import NormPlan, norm_dot, root_table
 from ..primitives.permute import shuffle
 from ..primitives.select import select
 from ..primitives.topk import top_k_mask
@@ -49,6 +49,7 @@ _SOFTMAX = SoftmaxPlan(  # 64 errors of exp add up
     bits=16,
 )
 _NORM = NormPlan(root_table(_ROW, 0.25, 15.0, segments=256))
+_STREAM_BITS = 28  # of a norm's input, as in the models
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,10 @@ def _matrix(count: int) -> Arrays:
 
 
 def _activations(count: int) -> Arrays:
-    """Rows of 64 with mean squares from 0.5 to 8, and a matrix for them."""
+    """Rows of 64 with mean squares from 0.5 to 8, a matrix for them, and phi."""
     x = np.random.default_rng(0).standard_normal((max(2, -(-count // _ROW)), _ROW))
     sizes = np.linspace(0.51, 7.99, len(x)) ** 0.5
-    return _held(x * (sizes / np.mean(x**2, -1) ** 0.5)[:, None]), _random(-0.25, 0.25, _ROW, _ROW)
+    return _held(x * (sizes / np.mean(x**2, -1) ** 0.5)[:, None]), _random(-0.25, 0.25, _ROW, _ROW), np.ones(())
 
 
 def _indices(count: int) -> Arrays:
@@ -222,11 +223,11 @@ def _looked_up(named: NamedFunction) -> Op:
     return Op(lambda count: (inputs(count),), ours, named.stock, named.numpy, (_TABLE_BITS,))
 
 
-def _norm(x: Any, kernel: Any) -> Any:
+def _norm(x: Any, kernel: Any, phi: Any) -> Any:
     return x @ kernel / np.sqrt(np.mean(x**2, -1, keepdims=True))
 
 
-def _stock_norm(x: Any, kernel: Any) -> Any:
+def _stock_norm(x: Any, kernel: Any, phi: Any) -> Any:
     return x @ kernel * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True))
 
 
@@ -275,7 +276,12 @@ OPS: dict[str, Op] = {name: _looked_up(named) for name, named in NAMED.items()} 
         operands=frozenset({1}),
     ),
     "rms_norm_dot": Op(
-        _activations, partial(norm_dot, plan=_NORM, unit=unit_factor(1.0)), _stock_norm, _norm, (28, 19), frozenset({1})
+        _activations,
+        lambda x, kernel, phi: norm_dot(x, kernel, _NORM, phi),
+        _stock_norm,
+        _norm,
+        (_STREAM_BITS, 19, _NORM.weight_bits(_STREAM_BITS)),
+        frozenset({1, 2}),
     ),
 }
 """By the names that `spu-llm bench op` takes."""

@@ -11,6 +11,7 @@ import numpy as np
 from ..models.cache import Window
 from ..models.config import DecoderConfig
 from ..models.fixed_block import BITS, STREAM_BITS, BlockParams, BlockPlan, block, encode_angles, encode_layer
+from ..models.fixed_experts import RoutingPlan
 from ..models.folded import fold_layer
 from ..primitives import functions
 from ..primitives.attention import Place, RowCache, SoftmaxPlan
@@ -30,7 +31,8 @@ def bench_plugin_layer(
     plan = _plan(config, context + 1)
     with Session(ProtocolConfig()) as session:
         assisted = Assisted(session)
-        names, slots = _place(session, assisted, config, params, x, cache, place)
+        encoded = encode_layer(fold_layer(config, params), plan.norm, (1.0, 1.0))
+        names, slots = _place(session, assisted, config, encoded, x, cache, place)
         keeps = (None, *(part.raw for part in slots[2]))
         program = assisted.compile("layer", partial(block, config, plan), slots, keeps)
         results = ["y", OperandName("new.keys"), OperandName("new.values")]
@@ -56,13 +58,16 @@ def bench_plugin_layer(
 def _plan(config: DecoderConfig, length: int) -> BlockPlan:
     """Tables that the benchmark's inputs fit: unit variance, scores within a few units of position 0's."""
     period = max(_LEAST_PERIOD, 4.0 * length)
-    softmax = SoftmaxPlan(functions.exponential(-18.0, 3.0, 32, 0, 5), functions.reciprocal(0.5, period, 1024, 3))
-    activation = {"gpt2": functions.gelu(approximate=True), "llama": functions.silu(), "opt": None}[config.family]
-    return BlockPlan(NormPlan(root_table(config.width, 0.25, 16.0, config.epsilon, 1024)), softmax, activation)
+    exp = functions.exponential(-18.0, 3.0, 32, 0, 5)
+    softmax = SoftmaxPlan(exp, functions.reciprocal(0.5, period, 1024, 3))
+    silu = functions.silu()
+    activation = {"gpt2": functions.gelu(approximate=True), "llama": silu, "mixtral": silu, "opt": None}[config.family]
+    routing = None if config.experts is None else RoutingPlan(SoftmaxPlan(exp, functions.reciprocal(0.5, 127.98, 8192, 3)), 0.0)
+    return BlockPlan(NormPlan(root_table(config.width, 0.25, 16.0, 256), config.epsilon), softmax, activation, routing)
 
 
 def _place(
-    session: Session, assisted: Assisted, config: DecoderConfig, params: Any, x: np.ndarray, cache: Any, place: Window
+    session: Session, assisted: Assisted, config: DecoderConfig, encoded: BlockParams, x: np.ndarray, cache: Any, place: Window
 ) -> tuple[tuple, tuple]:
     """Put everything where it belongs: trees of names and of slots for the program's arguments."""
 
@@ -81,14 +86,11 @@ def _place(
     def weight(name: str, value: Any) -> tuple[Any, Any]:
         if value is None:
             return None, None
-        if not isinstance(value, Fixed):
-            return public(name, value)
         return shared(name, value, "owner") if name.endswith("bias") else operand(name, value, True)
 
-    encoded = encode_layer(fold_layer(config, params), (1.0, 1.0))
     weights = {name: weight(name, value) for name, value in encoded._asdict().items()}
     rows = [operand(name, Fixed(encode(value, BITS), BITS), False) for name, value in zip(("keys", "values"), cache, strict=True)]
-    centred = x if config.family == "llama" else x - x.mean(-1, keepdims=True)
+    centred = x if config.llama_like else x - x.mean(-1, keepdims=True)
     stream = shared("x", Fixed(encode(centred, STREAM_BITS), STREAM_BITS), "client")
     where = [public("start", np.int64(place.start)), public("mask", place.mask.astype(np.int64))]
     angles = encode_angles(place.cos, place.sin, int(place.start))

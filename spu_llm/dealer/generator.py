@@ -84,7 +84,7 @@ class Dealer:
 
 
 def mask_position(deal: Looked, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which segment minus each mask falls into [n], and the payload its place in the segment gives [n, degree + 1]."""
+    """Which segment minus each mask falls into [n], and the payload its place in the segment gives [n, payload_words]."""
     table = deal.table
     scaled = (-mask.reshape(-1) >> deal.place_shift) & ((1 << (table.place_bits + deal.table.depth)) - 1)
     return scaled >> table.place_bits, table.payload(scaled & ((1 << table.place_bits) - 1))
@@ -130,7 +130,7 @@ def message_bytes(specification: Specification) -> tuple[int, int]:
     total, balance = [0, 0], [0, 0]
     for deal in specification.deals:
         if isinstance(deal, Looked):
-            key = dpf.Correction.size(prod(deal.shape), deal.table.depth, deal.table.degree + 1)
+            key = dpf.Correction.size(prod(deal.shape), deal.table.depth, deal.table.payload_words)
             total = [each + key for each in total]
         elif isinstance(deal, Pointed):
             total = [each + dpf.Correction.size(prod(deal.shape), deal.depth, 1) for each in total]
@@ -165,7 +165,7 @@ def _seed_words(stream: Stream, count: int, size: int) -> np.ndarray:
 def _expand(deal: Looked, party: int, stream: Stream, rest: memoryview, target: np.ndarray) -> memoryview:
     """Expand the keys of one lookup into `target`, a bounded number of elements at a time; returns what is left."""
     n, table = prod(deal.shape), deal.table
-    depth, payload = deal.table.depth, table.degree + 1
+    depth, payload = deal.table.depth, table.payload_words
     roots = stream.seeds(n)
     size = dpf.Correction.size(n, depth, payload)
     correction = dpf.Correction.from_bytes(rest[:size], n, depth, payload)

@@ -154,12 +154,12 @@ class Recorder:
         return Hidden(len(self.deals) - 1, share)
 
     def table(self, mask: Hidden, table: Table, place_shift: int, modulus: int) -> Hidden:
-        """The rows of `table`, rotated for every element of `mask`: shape + [segments, degree + 1], modulo 2^modulus.
+        """The rows of `table`, rotated for every element of `mask`: shape + [segments, payload_words], modulo 2^modulus.
 
         Bit `place_shift` of a mask is the lowest bit of its place within a segment that is looked at.
         """
         deal = Looked(mask.shape, (mask.key,), table, place_shift, modulus)
-        return self._add(deal, (*mask.shape, table.segments, table.degree + 1))
+        return self._add(deal, (*mask.shape, table.segments, table.payload_words))
 
     def operand(self, name: str, share: Any) -> Hidden:
         """A mask dealt before, whose shares are already a variable of the parties."""

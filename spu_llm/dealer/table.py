@@ -68,9 +68,14 @@ class Table:
         return self.output_bits + ceil(log2(self.limits[1] + 1)) + 3
 
     @property
+    def payload_words(self) -> int:
+        """Ring words of one row of the rotated table."""
+        return self.degree + 1
+
+    @property
     def words(self) -> int:
         """Ring words of the rotated table of one element."""
-        return self.segments * (self.degree + 1)
+        return self.segments * self.payload_words
 
     @cached_property
     def coefficients(self) -> np.ndarray:
@@ -102,8 +107,23 @@ class Table:
         unit = 2.0**-self.place_bits
         return np.stack([np.round((-place * unit) ** q / unit).astype(np.int64) for q in range(self.degree + 1)], -1)
 
+    def factors(self, place: Any) -> list[Any]:
+        """What the words of a picked row are multiplied by: powers of the public place, `place_bits` fraction bits each.
+
+        place: int64, numpy or JAX.
+        """
+        found = [place * 0 + (1 << self.place_bits)]
+        for _ in range(self.degree):
+            found.append(found[-1] * place >> self.place_bits)
+        return found
+
+    def row(self, segment: np.ndarray, payload: np.ndarray) -> list[np.ndarray]:
+        """One row of a rotated table in the clear, a column each: the one `segment` rows above the one-hot's, for its payload."""
+        rows, words = self.coefficients.T[:, segment], range(self.degree + 1)
+        return [sum(comb(p, i) * rows[p] * payload[..., p - i] for p in words[i:]) for i in words]
+
     def rotate(self, spread: np.ndarray, modulus: int) -> np.ndarray:
-        """A party's share of the one-hot times payload [n, segments, degree + 1] -> its share of the rotated table.
+        """A party's share of the one-hot times payload [n, segments, payload_words] -> its share of the rotated table.
 
         Row k, column i is sum_{p >= i} C(p, i) a_p[k - r] (-place)^(p - i), modulo 2^modulus: a linear map, done in float64
         matrix products on limbs small enough to be exact.
@@ -115,11 +135,9 @@ class Table:
             part = ordered >> start if start + limb >= 64 else (ordered >> start) & ((1 << limb) - 1)
             real = part.astype(np.float64)
             for i, matrix in enumerate(matrices):
-                out[:, :, i] += self._apply(real, i, matrix).astype(np.int64) << start
+                products = real[:, : self.payload_words - i].reshape(len(real), len(matrix)) @ matrix
+                out[:, :, i] += products.astype(np.int64) << start
         return out
-
-    def _apply(self, spread: np.ndarray, column: int, matrix: np.ndarray) -> np.ndarray:
-        return spread[:, : self.degree + 1 - column].reshape(len(spread), len(matrix)) @ matrix
 
     @cached_property
     def _maps(self) -> tuple[list[np.ndarray], int]:
@@ -136,10 +154,18 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class ExponentialTable(Table):
-    """exp on a wide range: exp(edge + u) = exp(edge) exp(u), so the dealer multiplies the polynomial of exp(u) into the payload
-    and the parties turn one number a segment. Many times cheaper to expand than a table of as many segments."""
+    """exp on a wide range by one word a segment: exp(edge + c - u) = exp(edge) exp(c) exp(-u), for the public place c and the mask's
+    place u in a segment.
+
+    So the dealer's payload is exp(-u), everyone computes exp(c) by a polynomial of `degree`, and nothing else is shared. (After
+    SOAL's exponential, where each party forms its factor of 2^fraction on its own.)
+    """
 
     largest: float = 8.0  # values above exp(largest) are cut to its size, with the error of one segment
+
+    @property
+    def payload_words(self) -> int:
+        return 1
 
     @cached_property
     def _scales(self) -> np.ndarray:
@@ -148,30 +174,37 @@ class ExponentialTable(Table):
         return np.round(np.exp(np.minimum(edges, self.largest)) * 2.0**self.bits)
 
     @cached_property
-    def _series(self) -> np.ndarray:
-        """[degree + 1] polynomial of exp(u * width) for u in (-1, 1)."""
-        u = np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
-        return np.polynomial.polynomial.polyfit(u, np.exp(u * self.width), self.degree)
+    def _public_series(self) -> list[int]:
+        """Polynomial of exp(place * width) for a place in [0, 1), `place_bits` fraction bits."""
+        nodes = 0.5 + 0.5 * np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
+        fitted = np.polynomial.polynomial.polyfit(nodes, np.exp(nodes * self.width), self.degree)
+        return [round(a * 2.0**self.place_bits) for a in fitted]
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        return np.round(self._scales[:, None] * self._series).astype(np.int64)
+        u = np.cos(np.pi * (np.arange(8 * (self.degree + 1)) + 0.5) / (8 * (self.degree + 1)))
+        series = np.polynomial.polynomial.polyfit(u, np.exp(u * self.width), self.degree)
+        return np.round(self._scales[:, None] * series).astype(np.int64)
 
     def payload(self, place: np.ndarray) -> np.ndarray:
-        unit, words = 2.0**-self.place_bits, self.degree + 1
-        back = -place * unit
-        columns = [sum(comb(p, i) * self._series[p] * back ** (p - i) for p in range(i, words)) for i in range(words)]
-        return np.stack([np.round(column / unit).astype(np.int64) for column in columns], -1)
+        unit = 2.0**-self.place_bits
+        return np.round(np.exp(-place * unit * self.width) / unit).astype(np.int64)[..., None]
 
-    def _apply(self, spread: np.ndarray, column: int, matrix: np.ndarray) -> np.ndarray:
-        return spread[:, column] @ matrix
+    def factors(self, place: Any) -> list[Any]:
+        *rest, total = self._public_series
+        for a in reversed(rest):
+            total = (total * place >> self.place_bits) + a
+        return [total]
+
+    def row(self, segment: np.ndarray, payload: np.ndarray) -> list[np.ndarray]:
+        return [self._scales.astype(np.int64)[segment] * payload[..., 0]]
 
     @cached_property
     def _maps(self) -> tuple[list[np.ndarray], int]:
         k = self.segments
         distance = (np.arange(k)[None, :] - np.arange(k)[:, None]) & (k - 1)
         matrix = self._scales[distance]
-        return [matrix] * (self.degree + 1), _limb([matrix])
+        return [matrix], _limb([matrix])
 
 
 def _limb(matrices: list[np.ndarray]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..models.fixed_block import (
     STREAM_BITS,
     Angles,
     BlockParams,
+    BlockPlan,
     block,
     encode_angles,
     encode_layer,
@@ -33,7 +34,7 @@ from ..models.plan_check import RangeReport
 from ..primitives.attention import Place, RowCache
 from ..primitives.contract import contract
 from ..primitives.fixed import Fixed, encode
-from ..primitives.norm import normalised, unit_factor
+from ..primitives.norm import encode_phi, normalised, rounded_phi
 from ..primitives.truncate import truncate
 from ..progress import Progress, silent
 from ..runtime import Session, Slot
@@ -43,6 +44,10 @@ from .secure import fitting_window, padded_rows, vocabulary_block
 
 TABLE_BITS = 19
 """Fraction bits of the embedding table, which is also the output layer's where they are tied."""
+
+
+_PASS = 64  # tokens of one pass at most: messages hardly count then, and programs compile in seconds
+_SCORES = 1 << 19  # of one layer in one pass at most: their tables take half a KB each
 
 
 class AssistedDecoder:
@@ -75,7 +80,8 @@ class AssistedDecoder:
         self._calibration = calibration
         self._prefix = list(prefix)
         self._block_rows = vocabulary_block(decoder, session.protocol)
-        self._layers: list[Any] = []
+        self._layers: list[BlockParams] = []
+        self._layer_slots: dict[BlockPlan, BlockParams] = {}
         self._programs: dict[Any, DealtProgram] = {}
 
     def set_up(self, prompt_tokens: int = 1, progress: Progress = silent) -> None:
@@ -84,11 +90,15 @@ class AssistedDecoder:
             self._mask_layers(progress)
             self._mask_tables()
             self._mask_cache(progress)
-            wanted = [(make, n) for n in {1, prompt_tokens} for make in (self._embed_program, self._layer_program)] + [
-                (self._logits_program, (n, 1)) for n in {1, prompt_tokens}
+            prompt = self.passes(prompt_tokens)
+            sizes = {1, prompt[0]}
+            wanted: list[Callable[[], Any]] = [
+                *(partial(self._embed_program, n) for n in sizes),
+                *(partial(self.layer_program, n, tables) for n in sizes for tables in self._layer_slots),
+                *(partial(self._logits_program, (n, 1)) for n in {1, prompt[-1]}),
             ]
-            for make, n in progress(wanted, "compiling", "program"):
-                make(n)
+            for compile_one in progress(wanted, "compiling", "program"):
+                compile_one()
 
     def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
         """Append the client's tokens; the client gets the logits [1 or n, vocabulary] after the last or each of them."""
@@ -97,14 +107,29 @@ class AssistedDecoder:
             raise ValueError(f"{count} tokens, which must be at least one and lie in the vocabulary")
         if self.length + count > self.capacity:
             raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
-        self._embed(list(tokens))  # as many as there are: rows of padding could leave their tables and void the pass
-        self._run_layers(count)
-        self.length += count
+        start, found = self.length, []
         try:
-            return self._logits(count, range(count - 1, count) if last_only else range(count))
+            for size in self.passes(count):
+                at = self.length - start
+                self.embed(list(tokens[at : at + size]))  # no padding: its rows could leave their tables and void the pass
+                self.run_layers(size)
+                self.length += size
+                if not last_only or self.length == start + count:
+                    found.append(self._logits(size, range(size - 1, size) if last_only else range(size)))
         except UserError:
-            self.length -= count  # what the pass wrote is void
+            self.length = start  # what the passes wrote is void
             raise
+        return np.concatenate(found)
+
+    def passes(self, count: int) -> list[int]:
+        """Tokens of each pass that takes a part of `count`, so that the material of one pass of a layer fits memory."""
+        sizes: list[int] = []
+        end = self.length + count
+        while (left := end - self.length - sum(sizes)) > 0:
+            window = fitting_window(self.decoder.config, end - left, 1, self.capacity).mask.shape[1]
+            most = max(1, min(_PASS, _SCORES // (self.decoder.config.heads * window)))
+            sizes.append(min(left, most))
+        return sizes
 
     @property
     def trust(self) -> str:
@@ -125,20 +150,18 @@ class AssistedDecoder:
 
     def _mask_layers(self, progress: Progress) -> None:
         config = self.decoder.config
-        everything = list(zip(self.decoder.params["layers"], self.plan.units, self._calibration.references, strict=True))
-        for i, (params, units, reference) in enumerate(progress(everything, "masking weights", "layer")):
-            encoded = encode_layer(with_reference(fold_layer(config, params), reference), units)
+        plan, references = self.plan, self._calibration.references
+        everything = list(zip(self.decoder.params["layers"], plan.blocks, plan.phis, references, strict=True))
+        for i, (params, tables, phis, reference) in enumerate(progress(everything, "masking weights", "layer")):
+            encoded = encode_layer(with_reference(fold_layer(config, params), reference), tables.norm, phis)
             placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in encoded._asdict().items()}
             self._layers.append(BlockParams(**{field: name for field, (name, _) in placed.items()}))
-            self._layer_slots = BlockParams(**{field: slot for field, (_, slot) in placed.items()})
+            self._layer_slots[tables] = BlockParams(**{field: slot for field, (_, slot) in placed.items()})
 
     def _place(self, name: str, value: Any) -> tuple[Any, Any]:
-        """A kernel as a masked operand, a bias as a share, a unit as a public number: the tree of its names and of its slots."""
+        """A kernel or a norm's phi as a masked operand, a bias as a share: the tree of its names and of its slots."""
         if value is None:
             return None, None
-        if not isinstance(value, Fixed):
-            self.session.publish(name, value)
-            return name, Slot((), np.int64, public=True)
         if name.endswith(("bias", "slopes")):
             self.session.share(name, value.raw, "owner")
             return value.with_raw(name), value.with_raw(Slot(value.shape, np.int64))
@@ -146,15 +169,16 @@ class AssistedDecoder:
         return value.with_raw(operand), value.with_raw(OperandSlot(name.rsplit(".", 1)[-1], value.shape, transposed=True))
 
     def _mask_tables(self) -> None:
-        """The embedding (and output) table, positions, and the final norm's gain over its unit."""
+        """The embedding (and output) table, positions, and the final norm's phi and gain."""
         config, params = self.decoder.config, self.decoder.params
         b = self._block_rows
         rows = padded_rows(centred_rows(config, params["embed"]["table"]), b)
         self._table = self._operand("table", rows.reshape(-1, b * config.width), TABLE_BITS)
         norm = params["final"]["norm"]
-        gain = np.asarray(norm["scale"], np.float64) / self.plan.final_unit
+        weight_bits = self.plan.final.weight_bits(STREAM_BITS)
+        self._phi = self._encoded("phi", encode_phi(self.plan.final_phi, weight_bits), weight_bits)
+        gain = np.asarray(norm["scale"], np.float64) * rounded_phi(self.plan.final_phi, weight_bits)
         self._gain = self._operand("gain", gain, NORM_KERNEL_BITS)
-        self.session.publish("final_unit", unit_factor(self.plan.final_unit))
         head = np.asarray(self.decoder.head_table, np.float64)
         self._head = self._table if config.tied_head and config.family == "llama" else self._operand("head", head, TABLE_BITS)
         self._positions = "positions" in params["embed"]
@@ -165,7 +189,9 @@ class AssistedDecoder:
             self.session.share("final_bias", encode(np.asarray(norm["bias"]), STREAM_BITS), "owner")
 
     def _operand(self, name: str, value: np.ndarray, bits: int) -> tuple[Fixed, Fixed]:
-        raw = encode(value, bits)
+        return self._encoded(name, encode(value, bits), bits)
+
+    def _encoded(self, name: str, raw: np.ndarray, bits: int) -> tuple[Fixed, Fixed]:
         return Fixed(self.assisted.mask_operand(name, raw, "owner"), bits), Fixed(OperandSlot(name, raw.shape), bits)
 
     def _mask_cache(self, progress: Progress) -> None:
@@ -187,7 +213,7 @@ class AssistedDecoder:
 
     # Passes
 
-    def _embed(self, tokens: list[int]) -> None:
+    def embed(self, tokens: list[int]) -> None:
         """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
         b, blocks = self._block_rows, self._table[1].shape[0]
         outer, within = np.divmod(np.asarray(tokens), b)
@@ -197,21 +223,22 @@ class AssistedDecoder:
         names = [self._table[0], "ids.block", "ids.within", "start", *(["positions"] if self._positions else [])]
         self.assisted.run(self._embed_program(len(tokens)), names, ["x"])
 
-    def _run_layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+    def run_layers(self, n: int) -> None:
+        """All layers on the n tokens that were embedded; the caller counts them to `length`."""
         place = self._window(n)
         values = [np.int64(self.length), place.mask.astype(np.int64), *encode_angles(place.cos, place.sin, self.length)]
         names = [f"window.{name}" for name in (*Place._fields, *Angles._fields)]
         for name, value in zip(names, values, strict=True):
             self.session.publish(name, value)
-        program = self._layer_program(n)
-        for params, cache in order(list(zip(self._layers, self._cache, strict=True))):
+        for params, tables, cache in zip(self._layers, self.plan.blocks, self._cache, strict=True):
+            program = self.layer_program(n, tables)
             arguments = [params, "x", cache, Place(*names[:2]), Angles(*names[2:])]
             self.assisted.run(program, arguments, ["x", cache.keys.raw, cache.values.raw], {"start": self.length})
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
         self.session.publish("first", np.int64(rows[0]))
         bias = ["final_bias"] if self._final_bias else []
-        names = [self._gain[0], self._head[0], "x", "first", "final_unit", *bias]
+        names = [self._gain[0], self._phi[0], self._head[0], "x", "first", *bias]
         self.assisted.run(self._logits_program((n, len(rows))), names, ["logits"])
         self.assisted.check_ranges()
         found = self.session.receive_narrow("logits", BITS + TABLE_BITS)
@@ -242,34 +269,35 @@ class AssistedDecoder:
             slots.append(Slot(self.decoder.params["embed"]["positions"].shape, np.int64))
         return self._compiled(("embed", n), lambda: self.assisted.compile("embed", embed, tuple(slots), (None,)))
 
-    def _layer_program(self, n: int) -> DealtProgram:
+    def layer_program(self, n: int, tables: BlockPlan) -> DealtProgram:
+        """The program of n tokens of a layer at the present length."""
         config, place = self.decoder.config, self._window(n)
         shape = cache_shape(config, self.capacity)
         cache = RowCache(*(Fixed(OperandSlot(part, shape), BITS, self._row_modulus(part)) for part in ("keys", "values")))
         angles = Angles(*(_public(value.shape) for value in encode_angles(place.cos, place.sin, self.length)))
         slots = (
-            self._layer_slots,
+            self._layer_slots[tables],
             Fixed(Slot((n, config.width), np.int64), STREAM_BITS),
             cache,
             Place(_public(), _public(place.mask.shape)),
             angles,
         )
         keeps = (None, cache.keys.raw, cache.values.raw)
-        run = partial(block, config, self.plan.block)
-        return self._compiled(("layer", n, place.mask.shape), lambda: self.assisted.compile("layer", run, slots, keeps))
+        run = partial(block, config, tables)
+        return self._compiled(("layer", tables, n, place.mask.shape), lambda: self.assisted.compile("layer", run, slots, keeps))
 
     def _logits_program(self, shape: tuple[int, int]) -> DealtProgram:
         n, count = shape
-        config, plan = self.decoder.config, self.plan.block.norm
+        config, plan = self.decoder.config, self.plan.final
 
-        def logits(gain: Fixed, head: Fixed, x: Any, first: Any, unit: Any, bias: Any = None) -> Any:
-            h = normalised(Fixed(_rows_from(x, first, count), STREAM_BITS), plan, unit)
+        def logits(gain: Fixed, phi: Fixed, head: Fixed, x: Any, first: Any, bias: Any = None) -> Any:
+            h = normalised(Fixed(_rows_from(x, first, count), STREAM_BITS), plan, phi)
             h = contract("nd,d->nd", h, gain, BITS)
             h = truncate(h, BITS) if bias is None else truncate(h + Fixed(bias, STREAM_BITS), BITS)
             table = head.reshape(-1, config.width)
             return contract("nd,vd->nv", h, table).raw
 
-        slots = [self._gain[1], self._head[1], Slot((n, config.width), np.int64), _public(), _public()]
+        slots = [self._gain[1], self._phi[1], self._head[1], Slot((n, config.width), np.int64), _public()]
         slots += [Slot((config.width,), np.int64)] if self._final_bias else []
         return self._compiled(("logits", shape), lambda: self.assisted.compile("logits", logits, tuple(slots), (None,)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +19,9 @@ import numpy as np
 from ..progress import Progress, silent
 from .config import DecoderConfig
 from .decoder import Decoder
-from .folded import FoldedLayer, centred_rows, fold_layer
+from .trace import MASKED, Places, embedded, sequences, trace_layer, traced_params
 
 _RIDGE = 3.0
-MASKED = -1e30
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LayerRanges:
     """Least and largest of each quantity over the text, prefix positions left out.
 
     attention_squares, ffn_squares: mean square before the two norms; relative: score - reference; log_sum: log of the sum of
-    exp(relative); activation: the activation's input.
+    exp(relative); activation: the activation's input; router: logits of experts less their mean, 0 where there are none.
     """
 
     attention_squares: tuple[float, float]
@@ -37,6 +37,7 @@ class LayerRanges:
     relative: tuple[float, float]
     log_sum: tuple[float, float]
     activation: tuple[float, float]
+    router: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -57,79 +58,38 @@ def calibrate(
 ) -> Calibration:
     """Run texts (token ids) through the model in plaintext, layer by layer, each after `prefix`."""
     config = decoder.config
-    states = [_embedded(decoder, [*prefix, *text]) for text in texts]
-    skip = len(prefix)
+    parts = list(sequences(prefix, texts))
+    states = [embedded(decoder, part) for part in parts]
     layers, references = [], []
-    step = jax.jit(lambda layer, x: _forward(config, layer, x))
+    step = jax.jit(partial(_measured, config))
     for params in progress(decoder.params["layers"], "calibrating", "layer"):
-        folded = jax.tree_util.tree_map(jnp.asarray, vars(fold_layer(config, params)))
-        seen, after = [], []
-        for x in states:
-            x, found = step(folded, x)
-            after.append(x)
-            seen.append({name: np.asarray(value)[skip:] for name, value in found.items()})
-        states = after
+        layer, seen = traced_params(config, params), []
+        for i, part in enumerate(parts):
+            states[i], found = step(layer, states[i], part.places)
+            rows = {name: np.asarray(value)[part.kept] for name, value in found.items()}
+            seen.append(rows | {"position": part.positions[part.kept]})
         reference = _fit_reference(seen)
         references.append(reference)
         layers.append(_ranges(seen, reference))
-    squares = np.concatenate([np.mean(np.square(np.asarray(x)[skip:]), -1) for x in states])
-    return Calibration(tuple(layers), tuple(references), _range(squares), sum(map(len, texts)))
+    squares = [np.mean(np.square(np.asarray(x)[part.kept]), -1) for x, part in zip(states, parts, strict=True)]
+    return Calibration(tuple(layers), tuple(references), _range(np.concatenate(squares)), sum(map(len, texts)))
 
 
-def _embedded(decoder: Decoder, tokens: Sequence[int]) -> jax.Array:
-    embed = decoder.params["embed"]
-    x = centred_rows(decoder.config, embed["table"])[np.asarray(tokens)]
-    if "positions" in embed:
-        x = x + centred_rows(decoder.config, embed["positions"])[: len(tokens)]
-    return jnp.asarray(x, jnp.float32)
-
-
-def _forward(config: DecoderConfig, layer: dict[str, Any], x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """One folded layer over a whole text, and everything about it that has a range; all of it [positions, ...]."""
-    n, width, groups = x.shape[0], config.head_width, config.kv_heads
-    weights = FoldedLayer(**layer)
-    first = jnp.mean(x * x, -1, keepdims=True) + config.epsilon
-    normed = x * jax.lax.rsqrt(first)
-    h = _dense(normed, weights.qkv, weights.qkv_bias)
-    q, k, v = jnp.split(h, [config.heads * width, (config.heads + groups) * width], axis=-1)
-    q, k, v = q.reshape(n, groups, -1, width), k.reshape(n, groups, width), v.reshape(n, groups, width)
-    if config.rope_base is not None:
-        angles = np.arange(n)[:, None] * config.rope_base ** -(np.arange(0, width, 2) / width)
-        q, k = _rotated(q, angles), _rotated(k, angles)
-    scores = jnp.einsum("ngqd,tgd->ngqt", q, k).reshape(n, config.heads, n)
-    causal = np.tril(np.ones((n, n), bool))[:, None]
-    log_sum = jax.nn.logsumexp(jnp.where(causal, scores, MASKED), -1)
-    weighted = jnp.where(causal, jnp.exp(scores - log_sum[..., None]), 0).reshape(n, groups, -1, n)
-    mixed = jnp.einsum("ngqt,tgd->ngqd", weighted, v).reshape(n, -1)
-    x = x + _dense(mixed, weights.out, weights.out_bias)
-    second = jnp.mean(x * x, -1, keepdims=True) + config.epsilon
-    h = _dense(x * jax.lax.rsqrt(second), weights.up, weights.up_bias)
-    gate = h[:, : config.ffn]
-    x = x + _dense(_activated(config, h), weights.down, weights.down_bias)
-    least = jnp.min(jnp.where(causal, scores, -MASKED), -1)
+def _measured(config: DecoderConfig, layer: dict[str, Any], x: jax.Array, places: Places) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """One folded layer over a sequence, and everything about it that has a range; all of it [rows, ...]."""
+    x, trace = trace_layer(config, layer, x, places)
+    mask = places.mask[:, None]
     found = {
-        "normed": normed, "log_sum": log_sum, "least": least, "most": jnp.max(jnp.where(causal, scores, MASKED), -1),
-        "first": first[:, 0], "second": second[:, 0], "gate": gate, "position": jnp.arange(n),
-    }  # fmt: skip
+        "normed": trace.normed,
+        "log_sum": jax.nn.logsumexp(jnp.where(mask, trace.scores, MASKED), -1),
+        "least": jnp.min(jnp.where(mask, trace.scores, -MASKED), -1),
+        "most": jnp.max(jnp.where(mask, trace.scores, MASKED), -1),
+        "first": trace.attention_squares,
+        "second": trace.ffn_squares,
+        "gate": trace.hidden[:, : config.hidden],
+        "router": jnp.zeros((len(x), 1)) if config.experts is None else trace.hidden[:, 2 * config.hidden :],
+    }
     return x, found
-
-
-def _dense(x: jax.Array, kernel: Any, bias: Any) -> jax.Array:
-    y = x @ jnp.asarray(kernel, x.dtype)
-    return y if bias is None else y + jnp.asarray(bias, x.dtype)
-
-
-def _rotated(x: jax.Array, angles: np.ndarray) -> jax.Array:
-    a, b = jnp.split(x, 2, axis=-1)
-    shape = (len(angles), *[1] * (x.ndim - 2), -1)
-    cos, sin = np.cos(angles).reshape(shape).astype(np.float32), np.sin(angles).reshape(shape).astype(np.float32)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def _activated(config: DecoderConfig, h: jax.Array) -> jax.Array:
-    if config.family == "llama":
-        return jax.nn.silu(h[:, : config.ffn]) * h[:, config.ffn :]
-    return jax.nn.gelu(h, approximate=True) if config.family == "gpt2" else jax.nn.relu(h)
 
 
 def _fit_reference(seen: list[dict[str, np.ndarray]]) -> np.ndarray:
@@ -161,6 +121,7 @@ def _ranges(seen: list[dict[str, np.ndarray]], reference: np.ndarray) -> LayerRa
         _range(relative),
         _range(joined["log_sum"] - predicted),
         _range(joined["gate"]),
+        _range(joined["router"]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..errors import UserError
 from ..progress import Progress, silent
 from .calibration import Calibration, LayerRanges, calibrate
 from .checkpoint import Checkpoint
+from .decoder import Decoder
 from .plan import plan_model
 from .plan_check import RangeReport, check_plan
 from .source import ModelConfig, cache_folder
@@ -28,6 +30,17 @@ def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progre
 
     Raises UserError where the model names no text, the text cannot be read, or a value leaves its bound on it.
     """
+    text, texts = read_passages(model, checkpoint)
+    kept = cache_folder() / f"calibration-{_digest(model, text)}.safetensors"
+    found = _load(kept)
+    if found is None:
+        found = calibrate_and_check(checkpoint.decoder, texts, model.prefix, progress)
+        _save(kept, *found)
+    return found
+
+
+def read_passages(model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, list[list[int]]]:
+    """The model's calibration text, and its lines as token ids, long ones cut. Raises UserError where there is none."""
     if model.calibration is None:
         raise UserError(
             f"model {model.name}: ops plugin needs a text to calibrate its tables on; set calibration in the model's config"
@@ -38,16 +51,20 @@ def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progre
         raise UserError(f"{model.calibration}: the calibration text cannot be read ({error}); correct calibration") from None
     if checkpoint.tokenizer is None:
         raise UserError(f"model {model.name}: calibration needs its tokenizer; add tokenizer.json to its folder")
-    texts = [checkpoint.tokenizer.encode(line)[:_LONGEST] for line in text.splitlines() if line.strip()]
-    kept = cache_folder() / f"calibration-{_digest(model, text)}.safetensors"
-    found = _load(kept)
-    if found is None:
-        calibration = calibrate(checkpoint.decoder, [ids for ids in texts if ids], model.prefix, progress)
-        plan = plan_model(checkpoint.decoder.config, calibration)
-        report = check_plan(checkpoint.decoder, calibration, plan, max(texts, key=len)[:_CHECKED], model.prefix, progress)
-        found = calibration, report
-        _save(kept, *found)
-    return found
+    passages = [checkpoint.tokenizer.encode(line)[:_LONGEST] for line in text.splitlines() if line.strip()]
+    found = [passage for passage in passages if passage]
+    if not found:
+        raise UserError(f"{model.calibration}: holds no token of model {model.name}; give it ordinary text, one passage a line")
+    return text, found
+
+
+def calibrate_and_check(
+    decoder: Decoder, texts: Sequence[Sequence[int]], prefix: Sequence[int], progress: Progress = silent
+) -> tuple[Calibration, RangeReport]:
+    """Measure on texts and try the plan on the beginning of the longest. Raises UserError where a value leaves its bound."""
+    calibration = calibrate(decoder, texts, prefix, progress)
+    plan = plan_model(decoder.config, calibration)
+    return calibration, check_plan(decoder, calibration, plan, max(texts, key=len)[:_CHECKED], prefix, progress)
 
 
 def _digest(model: ModelConfig, text: str) -> str:

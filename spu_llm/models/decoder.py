@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from . import gpt2, llama, opt
+from . import gpt2, llama, mixtral, opt
 from .cache import LayerCache, Window, cache_shape, window
 from .config import DecoderConfig, Params
 
-FAMILIES = {"gpt2": gpt2, "llama": llama, "opt": opt}
+FAMILIES = {"gpt2": gpt2, "llama": llama, "mixtral": mixtral, "opt": opt}
 """Each module has Block, FinalNorm, read_config and read_params."""
 
 

@@ -1,9 +1,10 @@
-"""One decoder layer on the plugin's primitives, in fixed point with explicit scales: GPT-2, OPT and Llama alike.
+"""One decoder layer on the plugin's primitives, in fixed point with explicit scales: all families alike.
 
 Openings follow each other in this order, everything named together in one message: x; squares; inverse root and x @ W_qkv; q, k
 and v; scores; exponentials and their sums; mixed values and inverse sums; the attention's output twice (truncated, then
 opened); the same of the second half. 15 messages for GPT-2, 16 for Llama, 17 for OPT, whatever the number of tokens; 2 more
-where softmax sums are brought near 1 by a power of two, 4 more where their reference is refined (`SoftmaxPlan`).
+where softmax sums are brought near 1 by a power of two, 4 more where their reference is refined (`SoftmaxPlan`). For a mixture
+of experts see fixed_experts.py.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from ..primitives.compare import relu
 from ..primitives.contract import contract
 from ..primitives.fixed import Fixed, encode
 from ..primitives.lookup import lookup
-from ..primitives.norm import NormPlan, norm_dot, unit_factor
+from ..primitives.norm import NormPlan, encode_phi, norm_dot, rounded_phi
 from ..primitives.truncate import truncate
 from .calibration import place_features
 from .config import DecoderConfig
+from .fixed_experts import RoutingPlan, mix
 from .folded import FoldedLayer
 
 ANGLE_BITS = 12
@@ -32,28 +34,29 @@ STREAM_BITS = 28
 """Fraction bits of the residual stream, which is never truncated: two times BITS, so that outputs add to it as they are."""
 BITS = 14
 """Fraction bits of activations, and of the weights that write the residual stream."""
-NORM_KERNEL_BITS = 19
-"""Fraction bits of weights that follow a norm: they hold W / unit, and 5 bits more make up for units up to 2^2 and small W."""
+NORM_KERNEL_BITS = 22
+"""Fraction bits of weights that follow a norm: they hold phi W, and 8 bits more make up for phi down to 2^-6 and small W."""
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Tables and scales of a layer: the same for all layers of a model, so that one program serves them all."""
+    """Tables and scales of a layer. Layers with equal plans are served by one program."""
 
     norm: NormPlan
     softmax: SoftmaxPlan
     activation: Table | None  # None: ReLU, by comparison
+    routing: RoutingPlan | None = None  # None: no experts
 
 
 class BlockParams(NamedTuple):
-    """Weights in the ring. Kernels are masked operands; biases are plain shares or None; units are public integers."""
+    """Weights in the ring. Kernels and each norm's phi^2 are masked operands; biases are plain shares or None."""
 
     qkv: Any
     out: Any
     up: Any
     down: Any
-    attention_unit: Any
-    ffn_unit: Any
+    attention_phi: Any
+    ffn_phi: Any
     qkv_bias: Any = None
     out_bias: Any = None
     up_bias: Any = None
@@ -79,22 +82,23 @@ def encode_angles(cos: np.ndarray, sin: np.ndarray, start: int) -> Angles:
     return Angles(encode(cos, ANGLE_BITS), encode(sin, ANGLE_BITS), encode(features, BITS))
 
 
-def encode_layer(layer: FoldedLayer, units: tuple[float, float]) -> BlockParams:
-    """A folded layer in the ring; `units` are near the least root mean square before each norm, their squares powers of two."""
+def encode_layer(layer: FoldedLayer, plan: NormPlan, phis: tuple[float, float]) -> BlockParams:
+    """A folded layer in the ring; `phis` bring the mean square before each norm near 1."""
 
     def bias(value: np.ndarray | None) -> Fixed | None:
         return None if value is None else Fixed(encode(value, STREAM_BITS), STREAM_BITS)
 
-    def after_norm(kernel: np.ndarray, unit: float) -> Fixed:
-        return Fixed(encode(kernel / unit, NORM_KERNEL_BITS), NORM_KERNEL_BITS)
+    def after_norm(kernel: np.ndarray, phi: float) -> Fixed:
+        return Fixed(encode(kernel * rounded_phi(phi, bits), NORM_KERNEL_BITS), NORM_KERNEL_BITS)
 
+    bits = plan.weight_bits(STREAM_BITS)
     return BlockParams(
-        after_norm(layer.qkv, units[0]),
+        after_norm(layer.qkv, phis[0]),
         Fixed(encode(layer.out, BITS), BITS),
-        after_norm(layer.up, units[1]),
+        after_norm(layer.up, phis[1]),
         Fixed(encode(layer.down, BITS), BITS),
-        unit_factor(units[0]),
-        unit_factor(units[1]),
+        Fixed(encode_phi(phis[0], bits), bits),
+        Fixed(encode_phi(phis[1], bits), bits),
         bias(layer.qkv_bias),
         bias(layer.out_bias),
         bias(layer.up_bias),
@@ -115,14 +119,16 @@ def block(
     config: DecoderConfig, plan: BlockPlan, params: BlockParams, x: Fixed, cache: RowCache, place: Place, angles: Angles
 ) -> tuple[Fixed, RowCache]:
     """x [n, width] with STREAM_BITS fraction bits -> the same after the layer, and the cache with n more rows."""
-    h = _biased(norm_dot(x, params.qkv, plan.norm, params.attention_unit), params.qkv_bias)
+    h = _biased(norm_dot(x, params.qkv, plan.norm, params.attention_phi), params.qkv_bias)
     q, k, v, reference = _heads(config, h, params.slopes, angles)
     if config.rope_base is not None:
         q, k = _rotate(q, angles), _rotate(k, angles)
     mixed, cache = attend(q, k, v, cache, place, plan.softmax, reference)
     n = x.shape[0]
     x = _add(x, mixed.reshape(n, config.heads * config.head_width), params.out, params.out_bias)
-    h = _biased(norm_dot(x, params.up, plan.norm, params.ffn_unit), params.up_bias)
+    h = _biased(norm_dot(x, params.up, plan.norm, params.ffn_phi), params.up_bias)
+    if plan.routing is not None and plan.activation is not None:
+        return x + mix(config, plan.routing, plan.activation, h, params.down), cache
     return _add(x, _activate(config, plan, h), params.down, params.down_bias), cache
 
 
@@ -161,7 +167,7 @@ def _activate(config: DecoderConfig, plan: BlockPlan, h: Fixed) -> Fixed:
     """The activation, gated in the Llama family."""
     if plan.activation is None:
         return relu(h)
-    if config.family != "llama":
+    if not config.llama_like:
         return lookup(h, plan.activation)
     gate, up = h[:, : config.ffn], h[:, config.ffn :]
     return contract("nf,nf->nf", lookup(gate, plan.activation, modulus=64), up, BITS, BITS)

@@ -19,7 +19,10 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class FoldedLayer:
-    """Kernels [in, out] and biases [out] (None where the family has none) in float64."""
+    """Kernels [in, out] and biases [out] (None where the family has none) in float64.
+
+    `up` holds gates before ups where the family has gates, and after them the router where it has experts.
+    """
 
     qkv: Array
     out: Array
@@ -35,9 +38,8 @@ class FoldedLayer:
 def fold_layer(config: DecoderConfig, params: Params) -> FoldedLayer:
     """The folded form of one layer of any family."""
     p = _float64(params)
-    up_name = "gate_up" if "gate_up" in p else "up"
     qkv, qkv_bias = _after_norm(p["attention_norm"], p["qkv"])
-    up, up_bias = _after_norm(p["ffn_norm"], p[up_name])
+    up, up_bias = _after_norm(p["ffn_norm"], _into_ffn(p))
     centred = "bias" in p["attention_norm"]
     out, out_bias = _writing(p["out"], centred)
     down, down_bias = _writing(p["down"], centred)
@@ -57,7 +59,15 @@ def fold_head(config: DecoderConfig, params: Params, table: Array) -> tuple[Arra
 def centred_rows(config: DecoderConfig, table: Array) -> Array:
     """An embedding table [n, width] that writes the residual stream, centred where the family's norms subtract the mean."""
     table = np.asarray(table, np.float64)
-    return table if config.family == "llama" else table - table.mean(-1, keepdims=True)
+    return table if config.llama_like else table - table.mean(-1, keepdims=True)
+
+
+def _into_ffn(p: Params) -> Params:
+    """What stands on the second norm. A router's logits lose their mean, which softmax ignores, so tables need not cover it."""
+    if "router" not in p:
+        return p["gate_up" if "gate_up" in p else "up"]
+    router = p["router"]["kernel"]
+    return {"kernel": np.concatenate([p["gate_up"]["kernel"], router - router.mean(-1, keepdims=True)], axis=1)}
 
 
 def _after_norm(norm: Params, dense: Params) -> tuple[Array, Array | None]:

@@ -72,6 +72,7 @@ class GGUFFile:
             "rope_theta": get.get("rope.freq_base", 10000.0),
             "tie_word_embeddings": "output.weight" not in self.tensors,
             "eos_token_id": get.get("tokenizer.ggml.eos_token_id"),
+            "bos_token_id": get.get("tokenizer.ggml.bos_token_id"),
         }
 
     def tensor(self, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .cache import LayerCache, Window
-from .config import DecoderConfig, Params, Reader, end_tokens, refuse
+from .config import DecoderConfig, Params, Reader, end_tokens, refuse, start_token
 from .layers import LayerNorm, attend
 
 
@@ -64,6 +64,7 @@ def read_config(hf: dict[str, Any]) -> DecoderConfig:
         epsilon=hf.get("layer_norm_epsilon", 1e-5),
         tied_head=hf.get("tie_word_embeddings", True),
         end_tokens=end_tokens(hf),
+        start_token=start_token(hf),
     )
 
 

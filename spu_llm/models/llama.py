@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .cache import LayerCache, Window
-from .config import DecoderConfig, Params, Reader, end_tokens, refuse
+from .config import DecoderConfig, Params, Reader, end_tokens, refuse, start_token
 from .layers import RMSNorm, attend, rotate
 
 
@@ -30,9 +31,12 @@ class Block(nn.Module):
         k = rotate(k.reshape(-1, c.kv_heads, c.head_width), window.cos, window.sin)
         mixed, cache = attend(q, k, v.reshape(-1, c.kv_heads, c.head_width), cache, window)
         x = x + nn.Dense(c.width, use_bias=False, name="out")(mixed)
-        h = RMSNorm(c.epsilon, name="ffn_norm")(x)
-        gate, up = jnp.split(nn.Dense(2 * c.ffn, use_bias=False, name="gate_up")(h), 2, axis=-1)
-        return x + nn.Dense(c.width, use_bias=False, name="down")(nn.silu(gate) * up), cache
+        return x + self.feed_forward(RMSNorm(c.epsilon, name="ffn_norm")(x)), cache
+
+    def feed_forward(self, h: jax.Array) -> jax.Array:
+        """What is done at each position alone: h [n, width] -> [n, width]."""
+        gate, up = jnp.split(nn.Dense(2 * self.config.ffn, use_bias=False, name="gate_up")(h), 2, axis=-1)
+        return nn.Dense(self.config.width, use_bias=False, name="down")(nn.silu(gate) * up)
 
 
 class FinalNorm(nn.Module):
@@ -68,29 +72,40 @@ def read_config(hf: dict[str, Any]) -> DecoderConfig:
         tied_head=hf.get("tie_word_embeddings", False),
         rope_base=float(rope.get("rope_theta") or hf.get("rope_theta", 10000.0)),
         end_tokens=end_tokens(hf),
+        start_token=start_token(hf),
     )
 
 
-def read_params(tensor: Reader, config: DecoderConfig) -> Params:
+FeedForward = Callable[[Reader, DecoderConfig, str], Params]
+"""Gives the feed-forward parameters of a layer by its name."""
+
+
+def joined(tensor: Reader, *names: str) -> np.ndarray:
+    """Weights, [out, in] in PyTorch, side by side as one kernel [in, out]."""
+    return np.concatenate([tensor(f"{name}.weight").T for name in names], axis=1)
+
+
+def read_feed_forward(tensor: Reader, config: DecoderConfig, layer: str) -> Params:
+    """The parameters of `Block.feed_forward`."""
+    gate_up = joined(tensor, f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
+    return {"gate_up": {"kernel": gate_up}, "down": {"kernel": joined(tensor, f"{layer}.mlp.down_proj")}}
+
+
+def read_params(tensor: Reader, config: DecoderConfig, feed_forward: FeedForward = read_feed_forward) -> Params:
     """Parameters under their Hugging Face names; kernels become [in, out], q, k, v and gate, up are put side by side."""
 
-    def joined(layer: str, *names: str) -> np.ndarray:
-        return np.concatenate([tensor(f"{layer}.{name}.weight").T for name in names], axis=1)
-
-    def block(i: int) -> Params:
-        layer = f"layers.{i}"
+    def block(layer: str) -> Params:
         return {
             "attention_norm": {"scale": tensor(f"{layer}.input_layernorm.weight")},
-            "qkv": {"kernel": joined(layer, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-            "out": {"kernel": joined(layer, "self_attn.o_proj")},
+            "qkv": {"kernel": joined(tensor, *(f"{layer}.self_attn.{part}_proj" for part in "qkv"))},
+            "out": {"kernel": joined(tensor, f"{layer}.self_attn.o_proj")},
             "ffn_norm": {"scale": tensor(f"{layer}.post_attention_layernorm.weight")},
-            "gate_up": {"kernel": joined(layer, "mlp.gate_proj", "mlp.up_proj")},
-            "down": {"kernel": joined(layer, "mlp.down_proj")},
+            **feed_forward(tensor, config, layer),
         }
 
     params: Params = {
         "embed": {"table": tensor("embed_tokens.weight")},
-        "layers": [block(i) for i in range(config.layers)],
+        "layers": [block(f"layers.{i}") for i in range(config.layers)],
         "final": {"norm": {"scale": tensor("norm.weight")}},
     }
     if not config.tied_head:

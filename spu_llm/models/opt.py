@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from . import gpt2
-from .config import DecoderConfig, Params, Reader, end_tokens, refuse
+from .config import DecoderConfig, Params, Reader, end_tokens, refuse, start_token
 
 _POSITION_OFFSET = 2  # the first rows of OPT's position table belong to padding
 
@@ -46,6 +46,7 @@ def read_config(hf: dict[str, Any]) -> DecoderConfig:
         epsilon=1e-5,
         tied_head=hf.get("tie_word_embeddings", True),
         end_tokens=end_tokens(hf),
+        start_token=start_token(hf),
     )
 
 

@@ -1,94 +1,249 @@
-"""From ranges on text to the tables of a model: wide enough for what was seen and a margin, else an error before anything runs."""
+"""From ranges on text to the tables of a model: wide enough for what was seen and a margin, else an error before anything runs.
+
+Each layer's ranges choose its tables from a few sizes (SOAL's narrowing): a table of half as many segments is half the work to
+expand and fewer dealer bytes. Layers that need the same tables share one program; where there would be too many programs, those
+that cost least together are merged.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import floor, log2
+from collections import Counter
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import combinations
+from math import log
 
+from ..dealer.dpf import key_bytes
 from ..dealer.table import Table
 from ..errors import UserError
 from ..primitives import functions
 from ..primitives.attention import Refinement, SoftmaxPlan
-from ..primitives.norm import UNIT_BITS, NormPlan, root_table, square_bits
-from .calibration import Calibration
+from ..primitives.norm import NormPlan, root_table
+from .calibration import Calibration, LayerRanges
 from .config import DecoderConfig
-from .fixed_block import STREAM_BITS, BlockPlan
+from .fixed_block import BlockPlan
+from .fixed_experts import RoutingPlan
 
-_MARGIN = 2.0  # how far beyond what was seen a range is made to reach
+_MARGIN = 2.0  # how far beyond what was seen a range of mean squares is made to reach
 _LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keeps it rare, and a cut weight is a large one
+_EXP_TOP = 14.0  # scores so far above their reference stay in the table, cut
 _SCORE_MARGIN = 1.25
 _LEAST_SUM = 0.05
+_LEAST_NORMALISED = 0.15  # of sums brought near 1: those below 1/4, the first segment, are multiplied by 4
+_SUM_MARGIN = 0.25
 _ACTIVATION_MARGIN = 1.3
-_GOOD_SUMS = (-3.5, 6.9)  # logs of sums over exp(reference) that the tables of one stage take, at the worst by cutting weights
-_SPREAD = 1000.0  # a norm's table covers mean squares up to this many units
+_LEAST_LOG_SUM = -3.5  # of sums over exp(reference) that the tables of one stage take
+_ROUTING_SUM = 127.98  # largest sum of experts' weights in one table of the inverse; more takes a power of two
+
+_NORM_SEGMENTS = (128, 512, 2048, 8192)
+_EXP_SEGMENTS = (64, 128, 256)
+_SUM_SEGMENTS = (256, 4096)  # of width 1/4; the last step refines the reference instead
+_SILU = ((-20.0, 64), (-52.0, 128), (-104.0, 256))
+_GELU = ((-8.0, 64), (-16.0, 128), (-64.0, 512))
+
+
+@dataclass(frozen=True, order=True)
+class TableSizes:
+    """Which of the sizes each function of a layer has: indices into the tuples above."""
+
+    norm: int
+    exp: int
+    sums: int
+    activation: int
+
+    def joined(self, other: TableSizes) -> TableSizes:
+        """Sizes that serve both."""
+        return TableSizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """Tables for every layer, and each layer's units (their squares are powers of two) of its two norms; the final norm's unit."""
+    """Each layer's tables, the same object where they are equal, and phi of its two norms; the same of the final norm."""
 
-    block: BlockPlan
-    units: tuple[tuple[float, float], ...]
-    final_unit: float
+    blocks: tuple[BlockPlan, ...]
+    phis: tuple[tuple[float, float], ...]
+    final: NormPlan
+    final_phi: float
+    sizes: tuple[TableSizes, ...]
 
 
-def plan_model(config: DecoderConfig, calibration: Calibration) -> ModelPlan:
-    """Raises UserError where a quantity spans more than a table can hold."""
-    units = tuple(
-        (_unit(f"layer {i}, attention norm", layer.attention_squares), _unit(f"layer {i}, ffn norm", layer.ffn_squares))
-        for i, layer in enumerate(calibration.layers)
+def plan_model(config: DecoderConfig, calibration: Calibration, programs: int = 4) -> ModelPlan:
+    """Tables for every layer, of at most `programs` different sizes. Raises UserError where a range exceeds every table."""
+    wanted = [_sizes(config, i, layer) for i, layer in enumerate(calibration.layers)]
+    routing = _routing(config, [layer.router for layer in calibration.layers])
+    chosen = _merge(config, wanted, programs)
+    blocks = {sizes: _block(config, sizes, routing) for sizes in set(chosen.values())}
+    phis = tuple((_phi(layer.attention_squares), _phi(layer.ffn_squares)) for layer in calibration.layers)
+    final = _norm(config, _norm_size("final norm", calibration.final_squares))
+    sizes = tuple(chosen[each] for each in wanted)
+    return ModelPlan(tuple(blocks[each] for each in sizes), phis, final, _phi(calibration.final_squares), sizes)
+
+
+def _merge(config: DecoderConfig, wanted: list[TableSizes], programs: int) -> dict[TableSizes, TableSizes]:
+    """What each of the wanted sizes becomes: pairs are joined, cheapest first, until there are `programs` of them."""
+    groups = {sizes: [sizes] for sizes in set(wanted)}
+    count = Counter(wanted)
+
+    def cost(sizes: TableSizes, members: list[TableSizes]) -> float:
+        return sum(count[member] for member in members) * _expansion(config, sizes)
+
+    while len(groups) > programs:
+
+        def loss(pair: tuple[TableSizes, TableSizes]) -> tuple[float, tuple]:
+            joined = pair[0].joined(pair[1])
+            members = groups[pair[0]] + groups[pair[1]]
+            return cost(joined, members) - sum(cost(each, groups[each]) for each in pair), pair
+
+        a, b = min(combinations(sorted(groups), 2), key=loss)
+        members = groups.pop(a) + groups.pop(b)
+        joined = a.joined(b)
+        groups[joined] = groups.get(joined, []) + members
+    return {member: sizes for sizes, members in groups.items() for member in members}
+
+
+_CONTEXT = 64  # cached positions that the work of softmax is weighed at
+
+
+def _expansion(config: DecoderConfig, sizes: TableSizes) -> float:
+    """Ring words of material a token and layer that depend on the sizes: what parties expand."""
+    return sum(count * table.words for count, table in looked_up(config, _block(config, sizes, None), _CONTEXT))
+
+
+def dealer_bytes(config: DecoderConfig, plan: BlockPlan, context: int) -> float:
+    """Bytes of keys that the dealer sends each party for one token of a layer at `context` cached positions."""
+    tables = looked_up(config, plan, context)
+    return sum(count * key_bytes(table.depth, table.payload_words) for count, table in tables)
+
+
+def looked_up(config: DecoderConfig, plan: BlockPlan, context: int) -> list[tuple[int, Table]]:
+    """How many elements of one token are looked up in which table of a layer."""
+    softmax, heads = plan.softmax, config.heads
+    found = [(2, plan.norm.root), (heads * (context + 1), softmax.exp), (heads, softmax.inverse)]
+    if softmax.power is not None:
+        found.append((heads, softmax.power))
+    if softmax.refinement is not None:
+        found += [(heads * (context + 1), softmax.refinement.exp), (heads, softmax.refinement.log)]
+    if plan.activation is not None:
+        found.append((config.hidden, plan.activation))
+    return found
+
+
+def _sizes(config: DecoderConfig, i: int, layer: LayerRanges) -> TableSizes:
+    return TableSizes(
+        max(
+            _norm_size(f"layer {i}, attention norm", layer.attention_squares),
+            _norm_size(f"layer {i}, ffn norm", layer.ffn_squares),
+        ),
+        _exp_size(f"layer {i}", layer.relative[0]),
+        _sum_size(layer.log_sum),
+        _activation_size(config, f"layer {i}", layer.activation),
     )
-    final = _unit("final norm", calibration.final_squares)
-    lows = [layer.activation[0] for layer in calibration.layers]
-    highs = [layer.activation[1] for layer in calibration.layers]
-    relative = min(layer.relative[0] for layer in calibration.layers)
-    exp = _exponential(relative)
-    softmax = _softmax(exp, [layer.log_sum for layer in calibration.layers])
-    root = root_table(config.width, 1 / _MARGIN, _SPREAD, config.epsilon, segments=8192)
-    norm = NormPlan(root, square_bits=square_bits(root, STREAM_BITS))
-    return ModelPlan(BlockPlan(norm, softmax, _activation(config, min(lows), max(highs))), units, final)
 
 
-def _unit(where: str, squares: tuple[float, float]) -> float:
-    """A unit not above the least root mean square seen; its square is a power of two."""
-    unit = 2.0 ** (min(floor(log2(squares[0])), UNIT_BITS) / 2)
-    if squares[1] / unit**2 * _MARGIN > _SPREAD:
-        raise UserError(
-            f"{where}: mean squares from {squares[0]:.3g} to {squares[1]:.3g} on the calibration text span more than the table's "
-            f"{_SPREAD:g}; give the model a prefix that takes its outliers (prefix in the model's config)"
-        )
-    return unit
+@lru_cache
+def _block(config: DecoderConfig, sizes: TableSizes, routing: RoutingPlan | None) -> BlockPlan:
+    softmax = _softmax(_exponential(sizes.exp), sizes.sums)
+    return BlockPlan(_norm(config, sizes.norm), softmax, _activation(config, sizes.activation), routing)
 
 
-def _exponential(relative: float) -> Table:
-    """A table that reaches low enough for scores so far below their reference, and 14 above it."""
-    for segments in (64, 128):
-        low = 14.0 - 2 * (segments - 1)
-        if relative * _SCORE_MARGIN > low:
-            return functions.exponential(low, _LARGEST, segments)
+def _phi(squares: tuple[float, float]) -> float:
+    """Brings the geometric middle of the mean squares to 1."""
+    return float((squares[0] * squares[1]) ** -0.25)
+
+
+def _norm_size(where: str, squares: tuple[float, float]) -> int:
+    for i, segments in enumerate(_NORM_SEGMENTS):
+        if squares[1] / squares[0] * _MARGIN**2 <= _span(segments) ** 2:
+            return i
     raise UserError(
-        f"scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches {-low:.0f}"
+        f"{where}: mean squares from {squares[0]:.3g} to {squares[1]:.3g} on the calibration text span more than the widest "
+        f"table's {_span(segments) ** 2:.0f} with a margin of {_MARGIN:g}; give the model a prefix that takes its outliers "
+        "(prefix in the model's config)"
     )
 
 
-def _softmax(exp: Table, log_sums: list[tuple[float, float]]) -> SoftmaxPlan:
-    """Sums straight from the learned references where these are good, else from a refined one."""
-    inverse = functions.reciprocal(_LEAST_SUM, 3.98, degree=3)
-    low, high = min(low for low, _ in log_sums), max(high for _, high in log_sums)
-    if _GOOD_SUMS[0] < low and high < _GOOD_SUMS[1]:
-        return SoftmaxPlan(exp, inverse, functions.power_of_two(8192, -3))
+def _span(segments: int) -> float:
+    """A norm's table of so many segments reaches from 1 / span to span."""
+    return (segments / 4) ** 0.5
+
+
+def _norm(config: DecoderConfig, size: int) -> NormPlan:
+    segments = _NORM_SEGMENTS[size]
+    return NormPlan(root_table(config.width, 1 / _span(segments), _span(segments), segments), config.epsilon)
+
+
+def _exp_size(where: str, relative: float) -> int:
+    for i, segments in enumerate(_EXP_SEGMENTS):
+        if relative * _SCORE_MARGIN > _exp_low(segments):
+            return i
+    raise UserError(
+        f"{where}: scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches "
+        f"{-_exp_low(segments) / _SCORE_MARGIN:.0f}; give the model a prefix that takes its outliers (prefix in the model's config)"
+    )
+
+
+def _exp_low(segments: int) -> float:
+    return _EXP_TOP - (segments - 1)
+
+
+def _exponential(size: int) -> Table:
+    segments = _EXP_SEGMENTS[size]
+    return functions.exponential(_exp_low(segments), _LARGEST, segments)
+
+
+def _sum_size(log_sum: tuple[float, float]) -> int:
+    for i, segments in enumerate(_SUM_SEGMENTS):
+        if log_sum[0] > _LEAST_LOG_SUM and log_sum[1] + _SUM_MARGIN < log(segments / 4):
+            return i
+    return len(_SUM_SEGMENTS)
+
+
+def _softmax(exp: Table, size: int) -> SoftmaxPlan:
+    """Sums straight from the first references where these are good, else from a refined one."""
+    inverse = functions.reciprocal(_LEAST_NORMALISED, 3.96, 128, 3)
+    if size < len(_SUM_SEGMENTS):
+        return SoftmaxPlan(exp, inverse, functions.power_of_two(_SUM_SEGMENTS[size], -2))
     return SoftmaxPlan(exp, inverse, functions.power_of_two(8192, -12), Refinement(exp, functions.twice_log(8192, -3)))
 
 
-def _activation(config: DecoderConfig, low: float, high: float) -> Table | None:
+def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> RoutingPlan | None:
+    """Tables for the sum of a token's k largest exponentials: at least exp(-shift), so the shift is as small as the largest allow."""
+    if config.experts_per_token is None:
+        return None
+    low, high = min(low for low, _ in logits), max(high for _, high in logits)
+    largest = high * _SCORE_MARGIN + log(config.experts_per_token)  # log of a sum before the shift
+    shift = max(0.0, largest - log(_ROUTING_SUM))
+    if -shift > log(_LEAST_SUM):
+        inverse = functions.reciprocal(_LEAST_SUM, _ROUTING_SUM, 8192, degree=3)
+        return RoutingPlan(SoftmaxPlan(_exponential(_exp_size("router", low - shift)), inverse), shift)
+    shift = largest - _LARGEST
+    if -shift > _LEAST_LOG_SUM:
+        return RoutingPlan(_softmax(_exponential(_exp_size("router", low - shift)), _sum_size((-shift, _LARGEST))), shift)
+    raise UserError(
+        f"an expert's logit is {high:.1f} above the mean of its router on the calibration text; tables of the weights' sum reach "
+        f"{(_LARGEST - _LEAST_LOG_SUM - log(config.experts_per_token)) / _SCORE_MARGIN:.1f}; use a model with smaller router weights"
+    )
+
+
+def _activation_size(config: DecoderConfig, where: str, seen: tuple[float, float]) -> int:
+    if config.family == "opt":
+        return 0
+    for size in range(len(_GELU if config.family == "gpt2" else _SILU)):
+        table = _activation(config, size)
+        if table is None or (table.low < seen[0] * _ACTIVATION_MARGIN and seen[1] * _ACTIVATION_MARGIN < table.high):
+            return size
+    raise UserError(
+        f"{where}: the activation's inputs from {seen[0]:.0f} to {seen[1]:.0f} on the calibration text, with a margin of "
+        f"{_ACTIVATION_MARGIN:g}, exceed its widest table; give the model a prefix that takes its outliers (prefix in the model's "
+        "config)"
+    )
+
+
+@lru_cache
+def _activation(config: DecoderConfig, size: int) -> Table | None:
     if config.family == "opt":
         return None
     if config.family == "gpt2":
-        return functions.gelu(-8.0 if low > -6 and high < 6 else -16.0, 64 if low > -6 and high < 6 else 128, approximate=True)
-    for segments in (32, 64):
-        table = functions.silu(-52.0 * segments / 32, segments)
-        if table.low < low * _ACTIVATION_MARGIN and high * _ACTIVATION_MARGIN < table.high:
-            return table
-    raise UserError(
-        f"gates from {low:.0f} to {high:.0f} on the calibration text exceed the table of SiLU, {table.low} to {table.high:.0f}"
-    )
+        low, segments = _GELU[size]
+        return functions.gelu(low, segments, approximate=True)
+    return functions.silu(*_SILU[size])

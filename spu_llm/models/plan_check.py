@@ -57,12 +57,12 @@ def check_plan(
     x = _embedded(decoder, text, start)
     values = outside = 0
     tightest = (64.0, "")
-    layers = list(zip(decoder.params["layers"], plan.units, calibration.references, plain.cache, strict=True))
-    for i, (params, units, reference, rows) in enumerate(progress(layers, "checking ranges", "layer")):
-        encoded = encode_layer(with_reference(fold_layer(config, params), reference), units)
+    layers = list(zip(decoder.params["layers"], plan.blocks, plan.phis, calibration.references, plain.cache, strict=True))
+    for i, (params, tables, phis, reference, rows) in enumerate(progress(layers, "checking ranges", "layer")):
+        encoded = encode_layer(with_reference(fold_layer(config, params), reference), tables.norm, phis)
         cache = RowCache(*(Fixed(encode(part, BITS), BITS) for part in rows))
         where = Place(np.int64(start), place.mask.astype(np.int64)), encode_angles(place.cos, place.sin, start)
-        (x, _), sites = observe(partial(block, config, plan.block), encoded, x, cache, *where)
+        (x, _), sites = observe(partial(block, config, tables), encoded, x, cache, *where)
         for number, site in enumerate(sites):
             name = f"layer {i}, {site.kind} {number}"
             if site.outside:

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import UserError
 
+_CONTENT = (".safetensors", ".json", ".txt")  # what a Hugging Face folder holds of weights, config and tokenizer
+
 
 class PackageSource(BaseModel):
     """A file inside a pip package. `sha256` is the package's, so that nothing else can stand in for it."""
@@ -53,6 +55,14 @@ class ModelConfig(BaseModel):
                 raise UserError(f"{self.path}: no such checkpoint; correct path in the config of model {self.name}")
             return self.path
         return fetch(self.package)
+
+
+def content_digest(checkpoint: Path) -> str:
+    """The same for the same checkpoint, wherever its files lie: SHA-256 over the contents of weights, config and tokenizer."""
+    files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
+    read = [file for file in files if file == checkpoint or file.suffix in _CONTENT]
+    names = [None if file == checkpoint else file.name for file in read]  # a file alone may be renamed
+    return hashlib.sha256(repr([(name, _sha256(file)) for name, file in zip(names, read, strict=True)]).encode()).hexdigest()
 
 
 def cache_folder() -> Path:

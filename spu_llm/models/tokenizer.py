@@ -26,6 +26,11 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._inner.decode(list(tokens), skip_special_tokens=False)
 
+    @property
+    def control_tokens(self) -> list[int]:
+        """Ids of tokens that stand for no text, such as where one begins or ends."""
+        return sorted(token for token, added in self._inner.get_added_tokens_decoder().items() if added.special)
+
 
 def read_folder_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a Hugging Face folder: tokenizer.json, or GPT-2's vocab.json and merges.txt; None if it has none."""

@@ -75,7 +75,7 @@ def attend(
     origin = scores[..., :1] if reference is None else reference.with_raw(reference.raw.transpose(1, 2, 0)[..., None])
     weights = _weights(scores - origin, place.mask, plan)
     mixed = contract("gqnt,tgd->gqnd", weights, values, plan.bits)
-    out = _divide(mixed, weights.sum(-1, keepdims=True), plan)
+    out = divide(mixed, weights.sum(-1, keepdims=True), plan)
     return out.with_raw(out.raw.transpose(2, 0, 1, 3)), cache
 
 
@@ -86,7 +86,7 @@ def softmax(scores: Fixed, mask: Any, plan: SoftmaxPlan, reference: Fixed | None
     """
     origin = scores[..., :1] if reference is None else reference
     weights = _weights(scores - origin, mask, plan)
-    return _divide(weights, weights.sum(-1, keepdims=True), plan)
+    return divide(weights, weights.sum(-1, keepdims=True), plan)
 
 
 def _weights(relative: Fixed, mask: Any, plan: SoftmaxPlan) -> Fixed:
@@ -99,7 +99,7 @@ def _weights(relative: Fixed, mask: Any, plan: SoftmaxPlan) -> Fixed:
     return lookup(relative, plan.exp, modulus=64).times_integer(mask)
 
 
-def _divide(x: Fixed, total: Fixed, plan: SoftmaxPlan) -> Fixed:
+def divide(x: Fixed, total: Fixed, plan: SoftmaxPlan) -> Fixed:
     """x / total, for total > 0 [..., 1]."""
     if plan.power is None:
         inverse = lookup(total, plan.inverse, modulus=64)

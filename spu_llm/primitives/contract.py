@@ -9,7 +9,6 @@ each element of an operand that is truncated as it is opened.
 from __future__ import annotations
 
 from collections.abc import Generator
-from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,9 +18,6 @@ from .base import define
 from .dealing import Dealing, Request, Value
 from .fixed import Fixed, dropped
 from .stock import shifted
-
-_SPLIT_ROWS = 64
-_SPLIT_SIZE = 1 << 13
 
 
 def contract(subscripts: str, x: Fixed, y: Fixed, x_bits: int | None = None, y_bits: int | None = None) -> Fixed:
@@ -65,23 +61,9 @@ def integer_einsum(subscripts: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _einsum(subscripts: str, x: Any, y: Any) -> Any:
-    """einsum as SPU does it fastest: where nothing is summed a plain product (einsum would loop over every element), and a few
-    rows times a large matrix row by row (up to fifteen times faster on shares)."""
+    """einsum as SPU does it fastest: where nothing is summed a plain product, since einsum would loop over every element."""
     left, right, out = subscripts.replace("->", ",").split(",")
-    if left == right == out:
-        return x * y
-    rows = [letter for letter in left if letter not in right]
-    count = prod(x.shape[left.index(letter)] for letter in rows)
-    if not 1 < count <= _SPLIT_ROWS or y.size < _SPLIT_SIZE:
-        return jnp.einsum(subscripts, x, y)
-    rest = [letter for letter in left if letter in right]
-    order = [left.index(letter) for letter in (*rows, *rest)]
-    flat = x.transpose(order).reshape(count, *(x.shape[i] for i in order[len(rows) :]))
-    inner = "".join(letter for letter in out if letter not in rows)
-    done = jnp.stack([jnp.einsum(f"{''.join(rest)},{right}->{inner}", row, y) for row in flat])
-    shaped = done.reshape(*(x.shape[left.index(letter)] for letter in rows), *done.shape[1:])
-    found = "".join(rows) + inner
-    return shaped.transpose([found.index(letter) for letter in out])
+    return x * y if left == right == out else jnp.einsum(subscripts, x, y)
 
 
 def _batch(args: tuple, axes: tuple, *, subscripts: str, **params: Any) -> tuple[Any, int]:

@@ -120,6 +120,15 @@ class Dealing:
             at += size
         self.pending = []
 
+    def protocol(self, primitive: Any) -> Callable | None:
+        """The protocol that runs for a primitive; None for what is local on shares."""
+        return PROTOCOLS.get(primitive)
+
+    def local(self, primitive: Any, shares: Sequence[Any], params: dict[str, Any]) -> Any:
+        """A step that every party does on its own shares."""
+        subfuns, params = primitive.get_bind_params(params)
+        return primitive.bind(*subfuns, *shares, **params)
+
     def opened(self, value: Value, shift: int = 0, modulus: int = RING) -> Generator[Request, None, Opened]:
         """x >> shift, for x known modulo 2^modulus: right modulo 2^(modulus - shift), 0 or 1 unit too large.
 
@@ -148,7 +157,7 @@ class Dealing:
             wrap = self.recorder.derive(lambda r: (logical_shift(-r, modulus - 1) & 1) << keep, value.mask)
             c = c + (1 << (modulus - 2))
             public = _low(logical_shift(c, shift), keep) - (1 << (modulus - 2 - shift))
-            flag = 1 - jnp.bitwise_and(logical_shift(c, modulus - 1), 1)
+            flag = 1 - (logical_shift(c, modulus - 1) & 1)
             value.views[key] = Lifted(public, hidden, wrap, flag)
         return value.views[key]
 
@@ -198,7 +207,11 @@ class Dealt:
             at += count
             return material[at - count : at]
 
-        return _evaluate(self, Recorder(take), args)
+        return self.evaluate(Dealing(Recorder(take)), args)
+
+    def evaluate(self, dealing: Dealing, args: Sequence[Any]) -> list[Any]:
+        """The results, with values opened and correlated randomness had as `dealing` does it (see runtime/emulation.py)."""
+        return _evaluate(self, dealing, args)
 
 
 def with_material(
@@ -211,16 +224,16 @@ def with_material(
     recorder = Recorder(lambda count: jnp.zeros(count, jnp.int64))
 
     def record(*args: Any) -> Any:
-        return _evaluate(dealt, recorder, args)
+        return dealt.evaluate(Dealing(recorder), args)
 
     full = [(shape, shape) if i in operands else shape for i, shape in enumerate(shapes)]
     jax.eval_shape(record, *full)
     return replace(dealt, specification=recorder.specification())
 
 
-def _evaluate(dealt: Dealt, recorder: Recorder, args: Sequence[Any]) -> list[Any]:
-    dealing = Dealing(recorder, [] if dealt.checked else None)
-    closed = dealt.jaxpr
+def _evaluate(dealt: Dealt, dealing: Dealing, args: Sequence[Any]) -> list[Any]:
+    dealing.violations = [] if dealt.checked else None
+    closed, recorder = dealt.jaxpr, dealing.recorder
     values: dict[Any, Value] = {}
     for i, (variable, arg) in enumerate(zip(closed.jaxpr.invars, args, strict=True)):
         if i in dealt.operands:
@@ -359,11 +372,11 @@ class _Schedule:
             return False
         if step.primitive.name in _MOVES and inputs[0] is not None and "operand" in inputs[0].views:
             self.values[step.outputs[0]] = self._moved(step, inputs[0].views["operand"])
-        elif step.primitive in PROTOCOLS:
-            self._advance(step, PROTOCOLS[step.primitive](self.dealing, *inputs, **step.params), waiting)
+        elif (protocol := self.dealing.protocol(step.primitive)) is not None:
+            self._advance(step, protocol(self.dealing, *inputs, **step.params), waiting)
         else:
-            subfuns, params = step.primitive.get_bind_params(step.params)
-            out = step.primitive.bind(*subfuns, *(share_of(value) for value in inputs if value is not None), **params)
+            shares = [share_of(value) for value in inputs if value is not None]
+            out = self.dealing.local(step.primitive, shares, step.params)
             for variable, share in zip(step.outputs, out if step.primitive.multiple_results else [out], strict=True):
                 self.values[variable] = Value(share)
         return True

@@ -11,8 +11,8 @@ from scipy import special
 from ..dealer.table import ExponentialTable, Table
 
 
-def gelu(low: float = -8.0, segments: int = 64, width_bits: int = -2, approximate: bool = False) -> Table:
-    """GELU, exact or (`approximate`) by tanh."""
+def gelu(low: float = -8.0, segments: int = 64, approximate: bool = False) -> Table:
+    """GELU, exact or (`approximate`) by tanh, by segments of width 1 / 4."""
 
     def exact(x: np.ndarray) -> np.ndarray:
         return x * special.ndtr(x)
@@ -20,19 +20,18 @@ def gelu(low: float = -8.0, segments: int = 64, width_bits: int = -2, approximat
     def by_tanh(x: np.ndarray) -> np.ndarray:
         return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
-    return Table(
-        by_tanh if approximate else exact, lambda x: jax.nn.gelu(x, approximate), low, segments, width_bits, 3, place_bits=11
-    )
+    function = by_tanh if approximate else exact
+    return Table(function, lambda x: jax.nn.gelu(x, approximate), low, segments, -2, 2, place_bits=11)
 
 
-def silu(low: float = -52.0, segments: int = 32) -> Table:
-    """x * sigmoid(x), by segments of width 8 / 3: few segments of high degree are the fewest words on so wide a range."""
-    return Table(lambda x: x * special.expit(x), jax.nn.silu, low, segments, 3, 8, place_bits=12, factor=3)
+def silu(low: float = -20.0, segments: int = 64) -> Table:
+    """x * sigmoid(x), by segments of width 2 / 3."""
+    return Table(lambda x: x * special.expit(x), jax.nn.silu, low, segments, 1, 3, place_bits=11, factor=3)
 
 
-def exponential(low: float, largest: float, segments: int = 64, width_bits: int = 1, degree: int = 8) -> Table:
+def exponential(low: float, largest: float, segments: int = 64, width_bits: int = 0, degree: int = 5) -> Table:
     """exp from `low` on, cut at exp(largest): a bound that keeps values small and softmax sums within their table."""
-    return ExponentialTable(np.exp, jax.numpy.exp, low, segments, width_bits, degree, bits=13, place_bits=11, largest=largest)
+    return ExponentialTable(np.exp, jax.numpy.exp, low, segments, width_bits, degree, bits=12, place_bits=12, largest=largest)
 
 
 def reciprocal(low: float, high: float, segments: int = 256, degree: int = 2) -> Table:

@@ -77,11 +77,12 @@ def _dealer(dealing: Dealing, x: Value, *, table: Table, bits: int, known: int, 
 
 
 def _from_rows(table: Table, rows: Any, segment: Any, place: Any) -> Any:
-    """Pick a row of each rotated table, and sum its polynomial in the public place."""
+    """Pick a row of each rotated table, and sum its words times what the public place gives."""
     row = jnp.take_along_axis(rows, segment[..., None, None], axis=-2, mode="promise_in_bounds")[..., 0, :]
-    total, power = row[..., 0] * (1 << table.place_bits), place
-    for i in range(1, table.degree + 1):
-        total, power = total + row[..., i] * power, jnp.right_shift(power * place, table.place_bits)
+    factors = table.factors(place)
+    total = row[..., 0] * factors[0]
+    for i in range(1, table.payload_words):
+        total = total + row[..., i] * factors[i]
     return total
 
 

@@ -24,7 +24,7 @@ from .contract import contract_p
 from .dealing import called, is_call
 from .lookup import lookup_p
 from .scale import scale_p
-from .topk import top_k_p
+from .topk import keep_top_k_p, top_k_p
 from .truncate import truncate_p
 
 
@@ -121,6 +121,7 @@ _LIMITS: dict[Primitive, Callable[[list[Any], dict[str, Any]], list[Site]]] = {
     relu_p: _of_sign,
     argmax_p: _of_order,
     top_k_p: _of_order,
+    keep_top_k_p: _of_order,
 }
 
 

@@ -27,7 +27,7 @@ from .base import define
 from .dealing import RING, Dealing, Request, Value, logical_shift
 from .fixed import Fixed
 
-_STRENGTH = 32  # bits of the sum, at least: two values out of range cancel out with a chance of 2^(2 - bits)
+STRENGTH = 32  # bits of the sum, at least: two values out of range cancel out with a chance of 2^(2 - bits)
 
 
 def out_of_range(x: Fixed, low: float, width_bits: int) -> Fixed:
@@ -52,7 +52,7 @@ def violation(dealing: Dealing, value: Value, low: int, b: int, modulus: int, ke
     opened = yield from dealing.opened(value, 0, modulus)
     axes = tuple(range(kept, len(value.shape)))
     z_bits = modulus - b
-    strength = max(z_bits, _STRENGTH)
+    strength = max(z_bits, STRENGTH)
     half = dealing.recorder.uniform(opened.hidden.shape)
     weight = dealing.recorder.follow(lambda words: words << 1 | 1, 2 * half.share + 1, half)
 

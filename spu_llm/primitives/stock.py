@@ -13,6 +13,8 @@ import jax.numpy as jnp
 FRACTION_BITS = 18
 """SPU's own f that the stock meanings assume; programs compiled for them must run with `fxp_fraction_bits` = 18."""
 
+_STEP = 16
+
 
 def as_ring(x: jax.Array) -> jax.Array:
     """The ring integer that holds a real."""
@@ -41,9 +43,15 @@ def to_raw(x: jax.Array, bits: int) -> jax.Array:
 
 
 def shifted(raw: Any, shift: int) -> Any:
-    """raw >> shift by SPU's truncation: the product of fixed-point numbers with 2^-shift, at most f bits at a time."""
-    while shift > 0:
-        step = min(shift, FRACTION_BITS)
+    """raw >> shift by SPU's truncation: products of fixed-point numbers with 2^-step, steps of at most 16 bits.
+
+    Right for |raw| < 2^(45 + min(shift, 16)), as tried on SEMI2K; products with 2^-17 and less wrap at 2^46 already. Half a unit
+    is added between steps, for rounding, and because two products without it become one with 2^-shift.
+    """
+    step = min(shift, _STEP)
+    while step > 0:
         raw = as_ring(as_real(raw) * 2.0**-step)
         shift -= step
+        step = min(shift, _STEP)
+        raw = raw + ((1 << step) >> 1)
     return raw

@@ -6,7 +6,7 @@ the parties before each run and is booked to a phase of its own (`offline`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from jax.experimental import enable_x64
 from ..dealer.generator import message_bytes
 from ..dealer.material import Specification
 from ..errors import UserError
-from ..primitives.dealing import Dealt, with_material
+from ..primitives.dealing import Dealing, Dealt, with_material
 from .program import Program, Slot
 from .session import Session
 from .supply import MATERIAL, LiveSupply, Run, Supply, offline
@@ -116,7 +116,7 @@ class Assisted:
         material = Slot((dealt.specification.words,), np.int64)
         slots = [leaf.slots if isinstance(leaf, OperandSlot) else leaf for leaf in leaves]
         turned = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, OperandSlot) and leaf.transposed)
-        program = self.session.compile(name, _Call(dealt, turned), (material, *slots))
+        program = self.session.compile(name, DealtCall(dealt, turned), (material, *slots))
         check_trust(program)
         return DealtProgram(program, dealt.specification, tuple(leaves), kept, dealt.tree)
 
@@ -156,14 +156,21 @@ def _variables(name: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Call:
+class DealtCall:
     """A dealt function with the masks of transposed operands turned back."""
 
     dealt: Dealt
     turned: frozenset[int]
 
     def __call__(self, material: Any, *args: Any) -> Any:
-        return self.dealt(material, *((arg[0], arg[1].T) if i in self.turned else arg for i, arg in enumerate(args)))
+        return self.dealt(material, *self._turn(args))
+
+    def evaluate(self, dealing: Dealing, args: Sequence[Any]) -> list[Any]:
+        """As a call, by other means than SPU (see emulation.py)."""
+        return self.dealt.evaluate(dealing, self._turn(args))
+
+    def _turn(self, args: Sequence[Any]) -> list[Any]:
+        return [(arg[0], arg[1].T) if i in self.turned else arg for i, arg in enumerate(args)]
 
 
-__all__ = ["Assisted", "DealtProgram", "OperandName", "OperandSlot", "offline"]
+__all__ = ["Assisted", "DealtCall", "DealtProgram", "OperandName", "OperandSlot", "offline"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from spu import Runtime, libspu
 
+from .cores import keep_to_one_core
 from .profile import Traffic, profiled
 from .protocol import ProtocolConfig
 from .workspace import enter_workspace
@@ -32,6 +33,7 @@ class Party:
 
     def _open(self, desc: libspu.link.Desc, protocol: ProtocolConfig) -> None:
         enter_workspace()
+        keep_to_one_core(protocol.world_size)
         link = libspu.link.create_mem(desc, self.rank)
         self.channel = link.spawn()
         config = protocol.spu_config(profile=profiled(self.rank, protocol.world_size))

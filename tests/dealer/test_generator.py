@@ -120,13 +120,13 @@ def test_looked(table, modulus):
     assert (payloads == table.payload(places)).all()
     for row, segment, place, payload in zip(found.reshape(6, table.segments, -1), segments, places, payloads, strict=True):
         if table.spread:
-            want = np.zeros((table.segments, table.degree + 1), object)
+            want = np.zeros((table.segments, table.payload_words), object)
             want[segment] = payload
             modulus = 64
         else:
             want = rotated(table, segment, place)
         assert ((row.astype(object) - want) % 2**modulus == 0).all()
-    size = dpf.Correction.size(6, table.depth, table.degree + 1)
+    size = dpf.Correction.size(6, table.depth, table.payload_words)
     assert message_bytes(specification) == (size, size)
 
 

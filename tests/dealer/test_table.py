@@ -86,12 +86,12 @@ def test_rotation_is_linear_and_exact(depth, degree, modulus, n, seed, exponenti
         table = ExponentialTable(np.exp, np.exp, -4.0, segments, -2, degree, largest=3.0)
     else:
         table = Table(special.expit, np.tanh, -4.0, segments, -2, degree)
-    spread = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, (n, segments, degree + 1))
+    spread = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, (n, segments, table.payload_words))
     found = table.rotate(spread, modulus)
     assert found.shape == spread.shape
     words, a = spread.astype(object), table.coefficients.astype(object)
     for k in range(segments):
-        for i in range(degree + 1):
+        for i in range(table.payload_words):
             want = np.zeros(n, object)
             for r in range(segments):
                 if exponential:
@@ -106,10 +106,10 @@ def test_a_rotated_table_is_the_table_seen_from_the_mask(table):
     """Row c of the table turned by a mask of segment r and place f gives, at a place g, f(segment c - r, place g - f)."""
     random = np.random.default_rng(0)
     r, f, c, g = (random.integers(0, top, 400) for top in (table.segments, 1024, table.segments, 1024))
-    spread = np.zeros((400, table.segments, table.degree + 1), np.int64)
+    spread = np.zeros((400, table.segments, table.payload_words), np.int64)
     spread[np.arange(400), r] = table.payload(f)
     row = table.rotate(spread, 64)[np.arange(400), c]
-    found = (row * (g[:, None] / 1024.0) ** np.arange(table.degree + 1)).sum(-1) / 2.0 ** (table.bits + table.place_bits)
+    found = sum(row[:, i] * factor for i, factor in enumerate(table.factors(g))) / 2.0**table.output_bits
     u = (g - f) / 1024.0
     want = (table.coefficients[(c - r) & (table.segments - 1)] * u[:, None] ** np.arange(table.degree + 1)).sum(
         -1

@@ -93,7 +93,7 @@ def test_truncated_gguf(tmp_path, keep):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; known families: gpt2, llama, opt"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; known families: gpt2, llama, mixtral, opt"),
         ({"intermediate_size": 41}, r"layers.0.down.kernel has shape \(40, 32\) where the config gives \(41, 32\)"),
         ({"num_hidden_layers": 3}, "no tensor layers.2"),
         ({"rope_scaling": {"factor": 2}}, "rope_scaling"),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from meanings import meanings
 
 from spu_llm.primitives.fixed import Fixed, encode
-from spu_llm.primitives.norm import UNIT_BITS, NormPlan, norm_dot, normalised, root_table, unit_factor
+from spu_llm.primitives.norm import NormPlan, encode_phi, norm_dot, normalised, root_table, rounded_phi
+from spu_llm.primitives.squares import weighted_squares
 
 WIDTH = 24
 LOW, HIGH = 0.5, 8.0

@@ -7,8 +7,10 @@ from harness import run_dealt, run_plain, run_stock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spu_llm.dealer.table import Table
 from spu_llm.primitives.fixed import Fixed
-from spu_llm.primitives.topk import differences, top_k_mask
+from spu_llm.primitives.lookup import lookup
+from spu_llm.primitives.topk import differences, keep_top_k, top_k_mask
 
 
 def largest(raw, k):
@@ -39,6 +41,38 @@ def test_between_parties(n, lead, span, data):
     found, _ = run_dealt(lambda x: top_k_mask(x, k), Fixed(raw, 7))
     assert (found.raw == largest(raw, k)).all()
     assert found.bits == 0
+
+
+@settings(deadline=None, max_examples=12)
+@given(n=st.sampled_from([2, 5, 8]), lead=st.sampled_from([(), (3,)]), span=st.sampled_from([1, 2**60]), data=st.data())
+def test_keeping_between_parties(n, lead, span, data):
+    random = np.random.default_rng(data.draw(st.integers(0, 999)))
+    x, y = (random.integers(-size, size + 1, (*lead, n)) for size in (span, 2**62))
+    k = data.draw(st.integers(0, n))
+    found, _ = run_dealt(lambda x, y: keep_top_k(y, x, k), Fixed(x, 7), Fixed(y, 20))
+    assert (found.raw == y * largest(x, k)).all()
+    assert (found.bits, found.modulus) == (20, 64)
+
+
+def test_keeping_what_a_lookup_gives_costs_no_round_but_that():
+    """One opening of x serves the lookup and the comparisons, and the lookup's result goes out with the first of these."""
+    x = np.array([[3, 3, -2, 3, 9], [0, -1, 0, 5, 5]]) << 12
+    table = Table(np.square, np.square, -16.0, 32, 0, 2)
+    found, cost = run_dealt(lambda x: keep_top_k(lookup(x, table, modulus=64), x, 2, 39), Fixed(x, 12))
+    want = (x >> 12) ** 2 * largest(x, 2)
+    assert np.abs(found.raw / 2.0**found.bits - want).max() < 1e-2
+    assert cost.messages == 4
+    assert cost.bytes == 8 * 2 * (5 + (5 + 10) + 10 + 5)
+
+
+def test_keeping_in_stock_spu_and_under_vmap():
+    random = np.random.default_rng(0)
+    x, y = random.integers(-9, 9, (5, 4)), random.integers(-99, 99, (5, 4))
+    assert (run_stock(lambda x, y: keep_top_k(y, x, 2), Fixed(x, 0), Fixed(y, 0)).raw == y * largest(x, 2)).all()
+    found, _ = run_dealt(jax.vmap(lambda x, y: keep_top_k(y, x, 2, 10), in_axes=(1, None)), Fixed(x, 0), Fixed(y[:, 0], 0))
+    assert (found.raw == y[:, 0] * largest(x.T, 2)).all()
+    with pytest.raises(ValueError, match="use equal shapes"):
+        keep_top_k(Fixed(y, 0), Fixed(x[:1], 0), 2)
 
 
 def test_a_hundred():

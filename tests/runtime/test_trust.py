@@ -16,6 +16,7 @@ from spu_llm.primitives.contract import contract
 from spu_llm.primitives.fixed import Fixed
 from spu_llm.primitives.lookup import lookup
 from spu_llm.primitives.norm import NormPlan, norm_dot, root_table
+from spu_llm.primitives.squares import weighted_squares
 from spu_llm.primitives.permute import shuffle
 from spu_llm.primitives.scale import scale
 from spu_llm.primitives.select import embed, one_hot, select
@@ -147,7 +148,8 @@ SHIPPED = {
     "lookup, spread": lambda x: lookup(x[0], functions.power_of_two(1024, -3)),
     "lookup, exponential": lambda x: lookup(x, SOFTMAX.exp),
     "softmax": lambda x: softmax(x, np.ones(4, np.int64), SOFTMAX),
-    "norm": lambda x: norm_dot(x, x, NORM, np.int64(16)),
+    "norm": lambda x: norm_dot(x, x, NORM, Fixed(x.raw[0, 0], 8)),
+    "weighted_squares": lambda x: weighted_squares(x, Fixed(x.raw[0, 0], 8), 9, 1e-5),
     "attention": attention,
     "compare": lambda x: (is_negative(x, 30), less(x, x, 40), relu(x), maximum(x, x, 20)),
     "argmax": lambda x: (argmax(x, bits=20), argmax(x.reshape(-1)[:, None] + x[:1], 0, bits=20)),
