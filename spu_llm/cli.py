@@ -13,8 +13,11 @@ import click
 from .bench.accuracy import bench_accuracy
 from .bench.layer import LayerShape, bench_layer
 from .bench.op import HEADER, OPS, bench_op, row
+from .bench.quality import Amounts, bench_quality, summary
 from .cli_deal import deal_command
 from .cli_plan import plan_table_command
+from .cli_prompt import prompt_command
+from .cli_soal import prepare_group
 from .errors import UserError
 from .experiment.report import render_report
 from .experiment.runner import measure, run_experiment, write_whole
@@ -56,6 +59,7 @@ def _progress(quiet: bool) -> Progress:
 
 
 _quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
+_soal = click.option("--soal", type=click.Path(path_type=Path), help="The model's file from `spu-llm prepare soal`.")
 
 
 @main.command()
@@ -84,6 +88,7 @@ def fetch(model: str) -> None:
 @click.option("--fraction-bits", default=18, show_default=True, help="Fraction bits of the fixed-point format.")
 @click.option("--network", default="none", show_default=True, help="Name in configs/network: what times are given for.")
 @click.option("--material", type=click.Path(path_type=Path), help="Folder that `spu-llm deal` made for this generation.")
+@_soal
 @click.option("--capacity", type=click.IntRange(2), help="Cache rows.  [default: what prefix, prompt and new tokens need]")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the k best tokens only.")
@@ -100,9 +105,10 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     """
     raw = {
         "model": options["model"],
-        "ops": options["ops"] or _usual_ops(options["model"], options["protocol"]),
+        "ops": options["ops"] or _usual_ops(options["model"], options["protocol"], options["soal"]),
         "network": options["network"],
         "material": options["material"],
+        "soal": options["soal"],
         "protocol": {"name": options["protocol"], "ring": options["ring"], "fraction_bits": options["fraction_bits"]},
         "generation": {
             "prompt": prompt,
@@ -121,8 +127,9 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for metrics.json and report.html.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a setting of the config; repeatable.")
+@_soal
 @_quiet
-def run(config: Path, out: Path, overrides: tuple[str, ...], quiet: bool) -> None:
+def run(config: Path, out: Path, overrides: tuple[str, ...], soal: Path | None, quiet: bool) -> None:
     """Run the experiment described by the YAML file CONFIG (and its baseline), writing metrics and a report.
 
     A run that was finished in the same folder under the same settings is not repeated.
@@ -132,6 +139,8 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], quiet: bool) -> Non
       spu-llm run configs/experiment/quickstart.yaml --out results/quickstart
       spu-llm run configs/experiment/quickstart.yaml --out results/wan --set network=wan --set generation.new_tokens=4
     """
+    if soal is not None:
+        overrides = (*overrides, f"soal={json.dumps(str(soal))}")
     experiment, baseline = load_experiment(config, overrides)
     metrics = run_experiment(experiment, baseline, out, _progress(quiet), _stream)
     write_whole(out / "report.html", render_report(metrics))
@@ -142,6 +151,7 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], quiet: bool) -> Non
 
 main.add_command(deal_command)
 main.add_command(plan_table_command)
+main.add_command(prepare_group)
 
 
 @main.group()
@@ -149,12 +159,17 @@ def bench() -> None:
     """Measure parts of a model: tables, or JSON."""
 
 
+bench.add_command(prompt_command)
+
+
 @bench.command()
 @click.option("--family", default="gpt2", show_default=True, type=click.Choice(sorted(FAMILIES)))
 @click.option("--width", default=768, show_default=True, type=click.IntRange(1))
 @click.option("--heads", default=12, show_default=True, type=click.IntRange(1))
-@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads (llama only).  [default: as --heads]")
-@click.option("--ffn", default=3072, show_default=True, type=click.IntRange(1))
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads (llama and mixtral).  [default: as --heads]")
+@click.option("--ffn", default=3072, show_default=True, type=click.IntRange(1), help="Hidden units, of each expert.")
+@click.option("--experts", type=click.IntRange(1), help="Experts (mixtral only).  [default: 8]")
+@click.option("--experts-per-token", type=click.IntRange(1), help="Experts a token is given to (mixtral only).  [default: 2]")
 @click.option("--context", default=64, show_default=True, type=click.IntRange(1), help="Positions in the cache already.")
 @click.option(
     "--ops", default="stock", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations; plugin runs both."
@@ -164,8 +179,8 @@ def bench() -> None:
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Timed passes; the median is printed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def layer(
-    family: str, width: int, heads: int, kv_heads: int | None, ffn: int, context: int, ops: str, protocol: str, ring: str,
-    repeats: int, as_json: bool,
+    family: str, width: int, heads: int, kv_heads: int | None, ffn: int, experts: int | None, experts_per_token: int | None,
+    context: int, ops: str, protocol: str, ring: str, repeats: int, as_json: bool,
 ) -> None:  # fmt: skip
     """One decoder layer for one new token, weights opened before.
 
@@ -174,12 +189,17 @@ def layer(
       spu-llm bench layer --family gpt2 --width 768 --heads 12 --ffn 3072 --context 64 --json
       spu-llm bench layer --ops plugin --context 1024
       spu-llm bench layer --family llama --width 576 --heads 9 --kv-heads 3 --ffn 1536 --json
+      spu-llm bench layer --ops plugin --family mixtral --width 64 --heads 4 --kv-heads 2 --ffn 128 --experts 8
     """
-    if kv_heads not in (None, heads) and family != "llama":
+    if kv_heads not in (None, heads) and family not in ("llama", "mixtral"):
         raise UserError(f"--kv-heads {kv_heads}: {family} has as many key/value heads as heads; leave it out")
     if ops == "plugin" and (protocol, ring) != ("SEMI2K", "FM64"):
         raise UserError(f"--ops plugin: runs on SEMI2K in FM64, not on {protocol} in {ring}; leave --protocol and --ring out")
-    shape = LayerShape(family, width, heads, kv_heads or heads, ffn, context)
+    if family == "mixtral":
+        experts, experts_per_token = experts or 8, experts_per_token or 2
+    elif experts or experts_per_token:
+        raise UserError(f"--experts and --experts-per-token: {family} has no experts; leave them out, or use --family mixtral")
+    shape = LayerShape(family, width, heads, kv_heads or heads, ffn, context, experts, experts_per_token)
     result = {"ops": ops, **bench_layer(shape, ProtocolConfig.model_validate({"name": protocol, "ring": ring}), repeats, ops)}
     if as_json:
         click.echo(json.dumps(result))
@@ -212,6 +232,37 @@ def accuracy(model: str, text: Path, positions: int, as_json: bool, quiet: bool)
 
 
 @bench.command()
+@click.option("--model", default="smollm2", show_default=True, help="Name in configs/model, or path of a model's YAML.")
+@click.option("--text", "texts", multiple=True, required=True, type=click.Path(path_type=Path), help="A passage a line; repeated.")
+@click.option("--questions", "asked", multiple=True, type=click.Path(path_type=Path), help="A question a line; repeated.")
+@click.option("--tokens", default=2000, show_default=True, type=click.IntRange(1), help="Tokens of each text, at least.")
+@click.option("--words", default=100, show_default=True, type=click.IntRange(0), help="Last words of each text, at least.")
+@click.option("--choices", default=100, show_default=True, type=click.IntRange(0), help="Choices of each text, at most.")
+@click.option("--ask", default=100, show_default=True, type=click.IntRange(0), help="Questions of each file, at most.")
+@click.option("--check", default=6, show_default=True, type=click.IntRange(1), help="Tokens to run between parties too.")
+@click.option("--seed", default=0, show_default=True, help="Of the choices' options and the emulated masks.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="JSON file for the result.")
+@_quiet
+def quality(model: str, texts: tuple[Path, ...], asked: tuple[Path, ...], out: Path, quiet: bool, **amounts: int) -> None:
+    """Perplexity, last words and multiple choice: plaintext against the secure run, which is emulated bit by bit.
+
+    A choice: which of four ends goes with the first 32 tokens of a passage. A line of --questions:
+    {"options": [["context", " continuation"], ...], "answer": 0}. A run that broke off goes on where it was.
+
+    \b
+    Example:
+      spu-llm bench quality --text brown.txt --text king_james.txt --tokens 2000 --out quality.json
+    """
+    config = load_model(model)
+    counts = Amounts(
+        amounts["tokens"], amounts["words"], amounts["choices"], amounts["ask"], checked=amounts["check"], seed=amounts["seed"]
+    )
+    found = bench_quality(config, load_checkpoint(config.locate()), texts, asked, counts, out, _progress(quiet))
+    click.echo(summary(found))
+    click.echo(out, err=True)
+
+
+@bench.command()
 @click.option("--op", "name", required=True, type=click.Choice([*OPS, "all"]), help="What to measure.")
 @click.option("--elements", default=1024, show_default=True, type=click.IntRange(1), help="Of the first input; rows are of 64.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Timed passes; the median is printed.")
@@ -237,8 +288,8 @@ def op(name: str, elements: int, repeats: int, as_json: bool) -> None:
     click.echo(f"trust: {TRUST}; stock: {ProtocolConfig().trust}")
 
 
-def _usual_ops(model: str, protocol: str) -> str:
-    return "plugin" if protocol == "SEMI2K" and load_model(model).calibration else "stock"
+def _usual_ops(model: str, protocol: str, soal: Path | None) -> str:
+    return "plugin" if protocol == "SEMI2K" and (soal or load_model(model).calibration) else "stock"
 
 
 def _stream(text: str) -> None:

@@ -21,12 +21,16 @@ from ..errors import UserError
 from ..generation import AssistedDecoder, Sampler, SecureDecoder, Step, TextStream, generate
 from ..generation.material import Facts, open_material
 from ..models import Checkpoint, PlainDecoder, load_checkpoint
+from ..models.calibration import Calibration
 from ..models.calibration_file import calibration_for
+from ..models.plan_check import RangeReport
+from ..models.source import content_digest
 from ..models.tokenizer import Tokenizer
 from ..progress import Progress, silent
 from ..runtime import Phase, Session
 from ..runtime.assisted import offline
 from ..runtime.workspace import workspace
+from ..soal.prepared import load_prepared
 from .schema import Experiment
 
 SCHEMA = 1
@@ -87,13 +91,21 @@ def _decoder(
 ) -> SecureDecoder | AssistedDecoder:
     if experiment.ops == "stock":
         return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
-    calibration, ranges = calibration_for(experiment.model, checkpoint, progress)
+    calibration, ranges = _measured(experiment, checkpoint, progress)
     supply = None
     if experiment.material is not None:
         new_tokens = experiment.generation.new_tokens
         facts = Facts(experiment.model.name, len(experiment.prefix), prompt_tokens, new_tokens, capacity)
         supply = open_material(experiment.material, facts, _PATIENCE)
     return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges, supply)
+
+
+def _measured(experiment: Experiment, checkpoint: Checkpoint, progress: Progress) -> tuple[Calibration, RangeReport]:
+    """What the owner measured: from the prepared file if there is one."""
+    if experiment.soal is None:
+        return calibration_for(experiment.model, checkpoint, progress)
+    prepared = load_prepared(experiment.soal, content_digest(experiment.model.locate()))
+    return prepared.calibration, prepared.ranges
 
 
 def _ranges(decoder: SecureDecoder | AssistedDecoder) -> dict[str, Any] | None:
@@ -140,6 +152,7 @@ def _identity(experiment: Experiment) -> list[Any]:
     """What makes a run the same run: its settings, the checkpoint's files, the version of this package."""
     checkpoint = experiment.model.locate()
     files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
+    files += [] if experiment.soal is None else [experiment.soal]
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return [experiment.without_baseline().model_dump_json(), stats, version("spu_llm")]
 
@@ -168,6 +181,8 @@ def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], 
                 "correct the prefix or the tokenizer"
             )
     capacity = _capacity(experiment, checkpoint, prompt)
+    if experiment.soal is not None:
+        load_prepared(experiment.soal, content_digest(experiment.model.locate()))
     _check_disk(experiment, checkpoint)
     return checkpoint, tokenizer, prompt, capacity
 

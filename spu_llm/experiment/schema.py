@@ -13,6 +13,7 @@ from ..generation import SamplingConfig
 from ..models.source import ModelConfig
 from ..network import NetworkProfile
 from ..runtime import ProtocolConfig
+from ..soal.prepared import read_prefix
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 """The configurations that come with the project; a config elsewhere may have folders of its own beside it."""
@@ -33,7 +34,8 @@ class GenerationConfig(BaseModel):
 class Experiment(BaseModel):
     """One run: `ops` are SPU's own operations, or the plugin's dealer protocols (SEMI2K).
 
-    `material` is a folder of correlated randomness dealt ahead (`spu-llm deal`); without it a dealer is at hand.
+    `material` is a folder of correlated randomness dealt ahead (`spu-llm deal`); without it a dealer is at hand. `soal` is the
+    file of `spu-llm prepare soal`, whose prefix, ranges and references stand for those of the model's config.
     `baseline` holds the settings in which a second run, made in the same go, differs from this one.
     """
 
@@ -45,6 +47,7 @@ class Experiment(BaseModel):
     network: NetworkProfile
     generation: GenerationConfig
     material: Path | None = None
+    soal: Path | None = None
     baseline: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -54,6 +57,8 @@ class Experiment(BaseModel):
             raise ValueError(f"ops plugin runs on SEMI2K between 2 parties, not on {given}; change protocol or set ops: stock")
         if self.material is not None and self.ops != "plugin":
             raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
+        if self.soal is not None and self.ops != "stock" and not self.generation.use_prefix:
+            raise ValueError("soal's ranges hold after its prefix only; leave it out or set generation.use_prefix: true")
         return self
 
     @property
@@ -96,6 +101,11 @@ def load_model(name: str, folder: Path = CONFIGS) -> ModelConfig:
         return ModelConfig.model_validate(raw)
     except ValidationError as error:
         raise UserError(_first_line(error, f"model {name}", ModelConfig)) from None
+
+
+def with_prefix(model: ModelConfig, soal: Path) -> ModelConfig:
+    """The model with the prefix of a prepared file. Raises UserError where the file is none."""
+    return model.model_copy(update={"prefix": read_prefix(soal)})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -163,9 +173,12 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _validate(raw: dict[str, Any], place: str) -> Experiment:
     try:
-        return Experiment.model_validate(raw)
+        experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         raise UserError(_first_line(error, place, Experiment)) from None
+    if experiment.soal is None:
+        return experiment
+    return experiment.model_copy(update={"model": with_prefix(experiment.model, experiment.soal)})
 
 
 def _first_line(error: ValidationError, place: str, model: type[BaseModel]) -> str:

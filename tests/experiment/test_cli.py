@@ -89,14 +89,25 @@ def test_generate_streams_text_only_to_standard_output(checkpoints, tmp_path):
     assert "s of compute a token here; one party sends" in runs[0].stderr
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral", "opt"])
 def test_bench_layer(family):
     done = spu_llm("bench", "layer", "--family", family, "--width", 48, "--heads", 3, "--ffn", 80, "--context", 9, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert set(result) >= {"bytes", "messages", "seconds", "max_error", "failure_probability"}
     assert 0 < result["max_error"] < 0.02
-    assert 100 < result["messages"] < 400
+    assert 100 < result["messages"] < 500
+
+
+def test_bench_layer_of_experts():
+    """Beside a Llama layer of one expert's size: openings of all experts' units, of the routing, and two messages."""
+    shape = ("--width", 16, "--heads", 2, "--ffn", 24, "--context", 3, "--ops", "plugin", "--repeats", 1, "--json")
+    done = [spu_llm("bench", "layer", "--family", *family, *shape) for family in (("llama",), ("mixtral", "--experts", 3))]
+    llama, mixtral = (json.loads(each.stdout) for each in done)
+    assert mixtral["max_error"] < 0.005
+    assert mixtral["messages"] == llama["messages"] + 2
+    routed = 2 * 3 * 24 + 3 + 4 * 3 * 24 + 3 * 16 + 3 * (3 + 3) + 16 + 2  # after the norm, and fixed_experts.py
+    assert mixtral["bytes"] - llama["bytes"] == 8 * (routed - 7 * 24)
 
 
 def test_bench_layer_baseline():
@@ -128,6 +139,8 @@ def test_bench_layer_baseline():
         (("bench", "layer", "--width", "10", "--heads", "3"), "each must be a multiple of the next"),
         (("bench", "layer", "--family", "llama", "--width", "9", "--heads", "3"), "an even head width"),
         (("bench", "layer", "--kv-heads", "3"), "gpt2 has as many key/value heads as heads"),
+        (("bench", "layer", "--experts", "3"), "gpt2 has no experts"),
+        (("bench", "layer", "--family", "mixtral", "--experts", "1"), "2 experts a token of 1"),
         (("bench", "layer", "--ops", "magic"), "'magic' is not"),
     ],
 )

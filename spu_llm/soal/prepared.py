@@ -1,0 +1,186 @@
+"""The prepared file: everything that the owner's offline step found out about a model, in one safetensors file.
+
+Facts are JSON in the file's metadata, arrays are tensors. **The file is the owner's secret, as the model is**: references and
+prefix rows are made of weights. It is written so that its owner alone can read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from ..errors import UserError
+from ..models.cache import LayerCache
+from ..models.calibration import Calibration, LayerRanges
+from ..models.plan_check import RangeReport
+from .maxima import MaximaReport, Name
+from .prefix import Trial
+
+VERSION = 1
+_KIND = "spu_llm soal"
+_REMEDY = "make it with `spu-llm prepare soal`"
+
+
+@dataclass(frozen=True)
+class SpecialReport:
+    """The search for a prefix: eta, all prefixes tried, and M (norms, activations) of the chosen one's tokens in their places.
+
+    before, after: for each position of the text's passages the largest M over passages, with no prefix and the chosen one.
+    """
+
+    eta: float
+    trials: tuple[Trial, ...]
+    chosen: Trial
+    prefix_maxima: tuple[tuple[float, float], ...]
+    before: tuple[tuple[float, float], ...]
+    after: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the file says in JSON. checkpoint, text: SHA-256 of the model's files and of the calibration text."""
+
+    model: str
+    checkpoint: str
+    text: str
+    prefix: tuple[int, ...]
+    prefix_text: str
+    layers: tuple[LayerRanges, ...]
+    final_squares: tuple[float, float]
+    tokens: int
+    ranges: RangeReport
+    special: SpecialReport
+    maxima: MaximaReport
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model made ready. prefix_rows: each layer's keys and values [prefix, kv_heads, head_width] of the prefix.
+
+    `calibration` and `ranges` are for the learned reference; `maxima.by_reference` turns it into that of another.
+    """
+
+    facts: Facts
+    references: tuple[np.ndarray, ...]
+    prefix_rows: tuple[LayerCache, ...]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.facts.prefix
+
+    @property
+    def calibration(self) -> Calibration:
+        return Calibration(self.facts.layers, self.references, self.facts.final_squares, self.facts.tokens)
+
+    @property
+    def ranges(self) -> RangeReport:
+        return self.facts.ranges
+
+    @property
+    def reference(self) -> Name:
+        """What stands for softmax's maximum."""
+        return self.facts.maxima.choice.reference
+
+    @property
+    def phi(self) -> np.ndarray:
+        """[layers, 2] factors of the two norms' inputs that bring the geometric middle of their mean squares to 1."""
+        return np.array([[scaling(layer.attention_squares), scaling(layer.ffn_squares)] for layer in self.facts.layers])
+
+    @property
+    def final_phi(self) -> float:
+        return scaling(self.facts.final_squares)
+
+
+def scaling(squares: tuple[float, float]) -> float:
+    """phi such that phi^2 times mean squares from least to largest has its geometric middle at 1."""
+    return float((squares[0] * squares[1]) ** -0.25)
+
+
+def save_prepared(prepared: Prepared, path: Path) -> None:
+    """Write the file whole or not at all, for its owner alone. Raises UserError where it cannot be written."""
+    tensors = _tensors(prepared)
+    facts = TypeAdapter(Facts).dump_json(prepared.facts).decode()
+    metadata = {"kind": _KIND, "version": str(VERSION), "facts": facts, "sum": _sum(facts, tensors)}
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(save(tensors, metadata))
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+
+
+def load_prepared(path: Path, checkpoint: str) -> Prepared:
+    """The file of the model whose `content_digest` is given. Raises UserError for a file that is not that."""
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        facts = _facts(path, metadata)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+    if _sum(metadata["facts"], tensors) != metadata.get("sum"):
+        raise UserError(f"{path}: damaged; {_REMEDY} anew")
+    if facts.checkpoint != checkpoint:
+        raise UserError(
+            f"{path}: was prepared for model {facts.model} with other weights or tokenizer; name this model's own file, or "
+            f"{_REMEDY}"
+        )
+    references = tuple(tensors[f"reference.{i}"] for i in range(len(facts.layers)))
+    rows = [[tensors[f"prefix.{i}.{part}"] for part in LayerCache._fields] for i in range(len(facts.layers))]
+    return Prepared(facts, references, tuple(LayerCache(*pair) for pair in rows))
+
+
+def read_prefix(path: Path) -> tuple[int, ...]:
+    """The prefix that a file gives, before its model is at hand. Raises UserError for what is no prepared file."""
+    with _opened(path) as file:
+        return _facts(path, file.metadata() or {}).prefix
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, "numpy")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {_REMEDY}") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: truncated or not a prepared file ({error}); {_REMEDY} anew") from None
+
+
+def _facts(path: Path, metadata: Mapping[str, str]) -> Facts:
+    if metadata.get("kind") != _KIND:
+        raise UserError(f"{path}: holds tensors, but is not a prepared file; {_REMEDY}")
+    if metadata.get("version") != str(VERSION):
+        raise UserError(f"{path}: of version {metadata.get('version')}, where this spu_llm reads {VERSION}; {_REMEDY} anew")
+    try:
+        return TypeAdapter(Facts).validate_json(metadata["facts"])
+    except (KeyError, ValidationError):
+        raise UserError(f"{path}: damaged; {_REMEDY} anew") from None
+
+
+def _tensors(prepared: Prepared) -> dict[str, np.ndarray]:
+    found = {f"reference.{i}": value for i, value in enumerate(prepared.references)}
+    for i, rows in enumerate(prepared.prefix_rows):
+        found |= {f"prefix.{i}.{part}": np.ascontiguousarray(value) for part, value in rows._asdict().items()}
+    return found
+
+
+def _sum(facts: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over all of the file's contents, which the format itself does not check."""
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(json.dumps([name, str(value.dtype), value.shape]).encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,224 @@
+"""What the offline step found, as lines, JSON, a plot and a self-contained HTML page. All of it is for the owner's eyes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..errors import UserError
+from .maxima import ScoreReference
+from .prefix import Trial
+from .prepared import Prepared
+from .special import KINDS
+
+_TEMPLATE = Path(__file__).with_name("report.html")
+
+
+def summary(prepared: Prepared) -> dict[str, Any]:
+    """Everything but the arrays that a run needs, as JSON takes it."""
+    facts, special, maxima = prepared.facts, prepared.facts.special, prepared.facts.maxima
+    learned = facts.layers
+    return {
+        "model": facts.model,
+        "checkpoint_sha256": facts.checkpoint,
+        "text_sha256": facts.text,
+        "text_tokens": facts.tokens,
+        "eta": special.eta,
+        "prefix": list(facts.prefix),
+        "prefix_text": facts.prefix_text,
+        "prefix_maxima": [_named(pair) for pair in special.prefix_maxima],
+        "frees_text": special.chosen.frees_text,
+        "frees_vocabulary": special.chosen.frees,
+        "trials": [_trial(trial) for trial in special.trials],
+        "rows": maxima.rows,
+        "conformant": {"positions": maxima.positions, **_score(maxima.maxima)},
+        "sink": _score(maxima.sink),
+        "learned": {
+            "relative": _span([layer.relative for layer in learned]),
+            "log_sum": _span([layer.log_sum for layer in learned]),
+        },
+        "reference": prepared.reference,
+        "messages_a_layer": maxima.choice.messages,
+        "refused": maxima.choice.refused,
+        "ranges": {**vars(facts.ranges), "outside_share_at_most": facts.ranges.bound},
+        "phi": [float(prepared.phi.min()), float(prepared.phi.max())],
+        "seconds": facts.seconds,
+    }
+
+
+def lines(prepared: Prepared) -> str:
+    """The table that the command prints."""
+    found, special = summary(prepared), prepared.facts.special
+    rows = [["after", "median", "largest in text", "outliers", "largest in vocabulary", "ratio", "special tokens", "worst"]]
+    rows += [_cells(trial) for trial in special.trials]
+    own = ", ".join(f"{pair[0]:,.0f}" for pair in special.prefix_maxima) or "none"
+    conformant, sink = found["conformant"], found["sink"]
+    messages = ", ".join(f"{name} {count}" for name, count in found["messages_a_layer"].items())
+    return "\n".join(
+        [
+            f"model      {found['model']}, {found['text_tokens']:,} tokens of text",
+            f"prefix     {found['prefix_text']!r}, ids {found['prefix']}; its own activations: {own}",
+            *_aligned(rows),
+            verdict(special.chosen),
+            f"maxima     of {conformant['positions']} scores: the exact one in {conformant['coverage']:.1%} of rows, least head "
+            f"{conformant['least_coverage']:.1%}, largest miss {conformant['largest_miss']:.1f}; position 0 alone "
+            f"{sink['coverage']:.1%}, {sink['largest_miss']:.1f}",
+            f"log sums   learned {_text(found['learned']['log_sum'])}, maxima {_text(conformant['log_sum'])}, "
+            f"sink {_text(sink['log_sum'])}",
+            f"reference  {found['reference']} (messages a layer it adds: {messages})",
+            f"seconds    {found['seconds']:.0f}",
+        ]
+    )
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Columns of one width, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    placed = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in placed]
+
+
+def verdict(chosen: Trial) -> str:
+    """What the chosen prefix frees, in one line."""
+    if chosen.frees:
+        return "result     no position of the text and no token right after the prefix is an outlier"
+    left = chosen.vocabulary
+    if not chosen.frees_text:
+        return f"result     no prefix tried frees the text: {chosen.outliers} of {chosen.positions} positions are outliers after it"
+    assert left is not None  # a text without outliers is followed by the vocabulary
+    names = ", ".join(f"{token.text!r} ({token.ratio:.1f})" for token in left.worst)
+    return f"result     no position of the text is an outlier; right after the prefix {left.special} tokens are: {names}"
+
+
+def write_report(prepared: Prepared, path: Path) -> None:
+    """Write .html, .json or .png. Raises UserError for another ending, or where the file cannot be written."""
+    make = writer(path)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_bytes(make(prepared))
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --report") from None
+
+
+def writer(path: Path) -> Callable[[Prepared], bytes]:
+    """What makes a report of a path's kind. Raises UserError for a kind that there is not."""
+    kinds: dict[str, Callable[[Prepared], bytes]] = {
+        ".html": lambda prepared: render(prepared).encode(),
+        ".json": lambda prepared: json.dumps(summary(prepared), indent=1).encode(),
+        ".png": lambda prepared: _drawn(prepared, "png"),
+    }
+    if path.suffix not in kinds:
+        raise UserError(f"--report {path}: of no known kind; end it in {', '.join(kinds)}")
+    return kinds[path.suffix]
+
+
+def render(prepared: Prepared) -> str:
+    """The page. Needs nothing from outside itself."""
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_TEMPLATE.read_text())
+    plot = _drawn(prepared, "svg").decode()
+    return page.render(
+        found=summary(prepared),
+        verdict=verdict(prepared.facts.special.chosen).removeprefix("result").strip(),
+        plot=plot[plot.index("<svg") :],
+    )
+
+
+def _drawn(prepared: Prepared, kind: str) -> bytes:
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    norm, activation, coverage = figure.subplots(1, 3)
+    for i, axes in enumerate((norm, activation)):
+        _draw_positions(axes, prepared, i)
+    norm.set_yscale("log")
+    norm.legend(fontsize=8)
+    _draw_coverage(coverage, prepared)
+    out = io.BytesIO()
+    figure.savefig(out, format=kind, dpi=150)
+    return out.getvalue()
+
+
+def _draw_positions(axes: Axes, prepared: Prepared, kind: int) -> None:
+    """Largest |input| at each position of the passages, before and after the prefix, and what makes an outlier."""
+    special = prepared.facts.special
+    for values, label in ((special.before, "no prefix"), (special.after, "after the prefix")):
+        axes.plot([pair[kind] for pair in values], label=label, linewidth=1.2, marker="o", markevery=[0], markersize=4)
+    limit = special.eta * special.chosen.median[kind]
+    axes.axhline(limit, color="#666666", linestyle="--", linewidth=1, label=f"{special.eta:g} medians")
+    axes.set_title(f"largest |input| of a{'n' if kind else ''} {KINDS[kind]}", fontsize=10)
+    axes.set_xlabel("position in a passage")
+
+
+def _draw_coverage(axes: Axes, prepared: Prepared) -> None:
+    """Share of rows, by layer, in which a reference is the exact maximum."""
+    maxima = prepared.facts.maxima
+    for reference, label in ((maxima.maxima, f"of {maxima.positions} scores"), (maxima.sink, "position 0 alone")):
+        axes.plot(np.mean(np.asarray(reference.coverage), axis=1), label=label, linewidth=1.2, marker=".")
+    axes.set_ylim(0, 1.02)
+    axes.set_title("rows whose maximum is found", fontsize=10)
+    axes.set_xlabel("layer")
+    axes.legend(fontsize=8)
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    text = {
+        "median": _named(trial.median),
+        "largest": _named(trial.largest),
+        "ratio": _ratio(trial.largest, trial.median),
+        "outliers": trial.outliers,
+        "positions": trial.positions,
+    }
+    scan = trial.vocabulary
+    vocabulary = scan and {
+        "median": _named(scan.median),
+        "largest": _named(scan.largest),
+        "ratio": _ratio(scan.largest, scan.median),
+        "special": scan.special,
+        "worst": [vars(token) for token in scan.worst],
+    }
+    return {"prefix": list(trial.prefix), "text": text, "vocabulary": vocabulary}
+
+
+def _cells(trial: Trial) -> list[str]:
+    name = " ".join(map(str, trial.prefix)) or "nothing"
+    seen = [name, f"{trial.median[0]:,.0f}", f"{trial.largest[0]:,.0f}", f"{trial.outliers} of {trial.positions:,}"]
+    scan = trial.vocabulary
+    if scan is None:
+        return [*seen, "not measured", "", "", ""]
+    worst = " ".join(repr(token.text) for token in scan.worst[:4])
+    return [*seen, f"{scan.largest[0]:,.0f}", f"{_ratio(scan.largest, scan.median):.1f}", f"{scan.special:,}", worst]
+
+
+def _ratio(largest: tuple[float, float], median: tuple[float, float]) -> float:
+    return max(high / middle for high, middle in zip(largest, median, strict=True))
+
+
+def _named(pair: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(KINDS, pair, strict=True))
+
+
+def _score(reference: ScoreReference) -> dict[str, Any]:
+    return {
+        "coverage": reference.mean_coverage,
+        "least_coverage": float(np.min(reference.coverage)),
+        "coverage_by_layer": np.mean(np.asarray(reference.coverage), axis=1).tolist(),
+        "largest_miss": reference.largest_miss,
+        "relative": _span(reference.relative),
+        "log_sum": _span(reference.log_sum),
+    }
+
+
+def _span(pairs: Any) -> list[float]:
+    return [min(low for low, _ in pairs), max(high for _, high in pairs)]
+
+
+def _text(span: list[float]) -> str:
+    return f"{span[0]:.1f} to {span[1]:.1f}"
