@@ -1,4 +1,4 @@
-"""`spu-llm bench prompt`: a decoder layer over a whole prompt, with its non-linear parts."""
+"""`spu-llm bench prompt` and `bench keys`: a decoder layer over a prompt, its non-linear parts, and what is dealt for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .bench.keys import bench_keys
 from .bench.layer import LayerShape
 from .bench.prompt import bench_prompt
 from .errors import UserError
@@ -19,10 +20,16 @@ SHAPES = {
 }
 
 
+_shape = click.option("--shape", default="gpt2-small", show_default=True, type=click.Choice(sorted(SHAPES)), help="Of whose layer.")
+_ops = click.Choice(["generic", "plugin", "stock"])
+
+
 @click.command("prompt")
-@click.option("--shape", default="gpt2-small", show_default=True, type=click.Choice(sorted(SHAPES)), help="Of which model's layer.")
+@_shape
 @click.option("--tokens", default=64, show_default=True, type=click.IntRange(2), help="Length of the prompt.")
-@click.option("--ops", default="plugin", show_default=True, type=click.Choice(["generic", "plugin", "stock"]), help="Whose operations.")
+@click.option(
+    "--ops", default="plugin", show_default=True, type=click.Choice(["generic", "plugin", "stock"]), help="Whose operations."
+)
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
@@ -39,6 +46,31 @@ def prompt_command(shape: str, tokens: int, ops: str, protocol: str, as_json: bo
     config = ProtocolConfig.model_validate({"name": protocol})
     found = bench_prompt(SHAPES[shape], tokens, config, ops, silent if quiet else bar)
     click.echo(json.dumps({"shape": shape, **found}) if as_json else _table(found))
+
+
+@click.command("keys")
+@_shape
+@click.option("--tokens", "lengths", multiple=True, type=click.IntRange(2), help="Length of a prompt; twice or more.")
+@click.option("--layers", default=12, show_default=True, type=click.IntRange(1), help="Layers of the model.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option("--quiet", is_flag=True, help="No progress bars.")
+def keys_command(shape: str, lengths: tuple[int, ...], layers: int, as_json: bool, quiet: bool) -> None:
+    """What the dealer sends for a prompt, counted without running it: keys of tables and all of it, to the party that gets more.
+
+    \b
+    Example:
+      spu-llm bench keys --tokens 64 --tokens 128 --tokens 512
+    """
+    if len(set(lengths)) < 2:
+        raise UserError(f"--tokens {' '.join(map(str, lengths)) or 'missing'}: give two lengths or more, such as 64 and 512")
+    found = bench_keys(SHAPES[shape], sorted(set(lengths)), layers, silent if quiet else bar)
+    if as_json:
+        click.echo(json.dumps({"shape": shape, **found}))
+        return
+    click.echo(f"{'tokens':>8}{'layer MB':>12}{'of it keys':>12}{'model GB':>12}")
+    for prompt in found["prompts"]:
+        sizes = (prompt["total"] / 1e6, prompt["lookup"] / 1e6, prompt["model_bytes"] / 1e9)
+        click.echo(f"{prompt['tokens']:8}" + "".join(f"{size:12.1f}" for size in sizes))
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """One decoder layer over a whole prompt, and its non-linear parts alone: what a long context costs, on each kind of operations.
 
-Weights and token embeddings are random (deviations 0.02, as GPT-2 begins, and 1). The parts (softmax, both norms, activation) run as programs of
-their own on the values that the layer gives them. The plugin's layer merges openings, so its parts add up to more than it.
+Weights and token embeddings are random (deviations 0.02, as GPT-2 begins, and 1). The parts (softmax, both norms, activation)
+run as programs of their own on the values that the layer gives them. The plugin's layer merges openings, so its parts add up to
+more than it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from flax import linen as nn
 from ..generation.assisted import AssistedDecoder
 from ..generation.secure import fitting_window
 from ..models.cache import LayerCache, cache_shape, window
-from ..models.calibration import calibrate
+from ..models.calibration import Calibration, calibrate
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.fixed_block import STREAM_BITS, BlockPlan
 from ..models.layers import LayerNorm, RMSNorm, softmax
-from ..models.trace import MASKED, Trace, embedded, sequences, trace_layer, traced_params
+from ..models.trace import MASKED, embedded, sequences, trace_layer, traced_params
 from ..primitives import attention
 from ..primitives.fixed import Fixed, encode
 from ..primitives.lookup import lookup
@@ -59,7 +60,7 @@ class Prompt:
 
     decoder: Decoder
     tokens: np.ndarray
-    trace: Trace
+    trace: Any  # a `Trace` of numpy arrays
     output: np.ndarray
 
     @property
@@ -74,7 +75,7 @@ def bench_prompt(
 
     Seconds are measured compute. The plugin's tables come from ranges measured on other random tokens.
     """
-    prompt = _prompt(shape, tokens)
+    prompt = random_prompt(shape, tokens)
     bench = _plugin if ops == "plugin" else partial(_stock, protocol)
     costs, error = bench(prompt, progress)
     return {
@@ -88,7 +89,8 @@ def bench_prompt(
     }
 
 
-def _prompt(shape: LayerShape, tokens: int) -> Prompt:
+def random_prompt(shape: LayerShape, tokens: int) -> Prompt:
+    """A layer with random weights, and random tokens."""
     positions = max(tokens, _SAMPLE_TOKENS)
     config = replace(replace(shape, context=positions - 1).config(), vocabulary=_VOCABULARY)
     random = np.random.default_rng(0)
@@ -98,7 +100,7 @@ def _prompt(shape: LayerShape, tokens: int) -> Prompt:
         embed["positions"] = 0.1 * random.standard_normal((positions, config.width), np.float32)
     decoder = Decoder(config, {"embed": embed, "layers": [random_params(config, random, _DEVIATION)], "final": _final(config)})
     ids = random.integers(0, _VOCABULARY, tokens)
-    sequence = next(sequences((), [ids]))
+    sequence = next(sequences((), [ids.tolist()]))
     params = traced_params(config, decoder.params["layers"][0])
     output, trace = trace_layer(config, params, embedded(decoder, sequence), sequence.places)
     return Prompt(decoder, ids, jax.tree_util.tree_map(np.asarray, trace), np.asarray(output)[:tokens])
@@ -177,12 +179,15 @@ def _add(total: Cost, phase: Phase, dealt: Phase | None = None, dealer_bytes: in
 # The plugin
 
 
+def calibrated(prompt: Prompt) -> Calibration:
+    """Ranges of the layer on other random tokens."""
+    texts = np.random.default_rng(2).integers(0, _VOCABULARY, (_SAMPLES, _SAMPLE_TOKENS))
+    return calibrate(prompt.decoder, texts.tolist())
+
+
 def _plugin(prompt: Prompt, progress: Progress) -> tuple[dict[str, Cost], float]:
-    random = np.random.default_rng(2)
-    texts = random.integers(0, _VOCABULARY, (_SAMPLES, _SAMPLE_TOKENS))
-    calibration = calibrate(prompt.decoder, list(texts))
     with Session(ProtocolConfig()) as session:
-        decoder = AssistedDecoder(session, prompt.decoder, calibration, len(prompt.tokens))
+        decoder = AssistedDecoder(session, prompt.decoder, calibrated(prompt), len(prompt.tokens))
         sizes = decoder.passes(len(prompt.tokens))
         total, error = _plugin_layer(session, decoder, prompt, sizes, progress)
         plan, phi = decoder.plan.blocks[0], decoder.plan.phis[0]
@@ -198,12 +203,12 @@ def _plugin_layer(
 ) -> tuple[Cost, float]:
     """The layer pass by pass, its error against plaintext (without the mean where the family's norms subtract it)."""
     decoder.set_up(len(prompt.tokens), progress)
-    for start, size in _parts(sizes):  # compiles what set-up left, before anything is timed
+    for start, size in starts(sizes):  # compiles what set-up left, before anything is timed
         decoder.length = start
         decoder.layer_program(size, decoder.plan.blocks[0])
     total, error = Cost(0.0, 0, 0), 0.0
     decoder.length = 0
-    for start, size in progress(list(_parts(sizes)), "layer", "pass"):
+    for start, size in progress(list(starts(sizes)), "layer", "pass"):
         decoder.embed(list(prompt.tokens[start : start + size]))
         name = f"{_ONLINE} {start}"
         with session.phase(name) as phase:
@@ -216,7 +221,8 @@ def _plugin_layer(
     return total, error
 
 
-def _parts(sizes: list[int]) -> Iterator[tuple[int, int]]:
+def starts(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Where each pass begins, and how many tokens it takes."""
     start = 0
     for size in sizes:
         yield start, size
@@ -231,7 +237,7 @@ def _plugin_part(session: Session, name: str, plan: BlockPlan, phi: float, runs:
     programs: dict[Any, Any] = {}
     for number, (x, *others) in enumerate(runs):
         session.share("x", encode(x, STREAM_BITS), "client")
-        slots = [Fixed(Slot(x.shape, np.int64), STREAM_BITS)]
+        slots: list[Any] = [Fixed(Slot(x.shape, np.int64), STREAM_BITS)]
         names: list[Any] = ["x"]
         if name == "softmax":
             log_sum, mask = others

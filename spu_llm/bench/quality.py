@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from math import exp, sqrt
 from pathlib import Path
@@ -252,7 +253,7 @@ class _Work:
 
     def _measured(self, name: str, unit: str, items: Sequence[Any], measure: Callable[..., Record]) -> list[Record]:
         numbered = self.progress(list(enumerate(items)), name, unit)
-        return [self.kept.get(f"{name} {i}", lambda item=item: self._timed(measure, item)) for i, item in numbered]
+        return [self.kept.get(f"{name} {i}", partial(self._timed, measure, item)) for i, item in numbered]
 
     def _timed(self, measure: Callable[..., Record], item: Any) -> Record:
         """Its record, with the seconds and tokens of the secure side; nothing else where a pass was void."""

@@ -151,8 +151,9 @@ class Search:
         median = np.asarray(base.median if base.vocabulary is None else base.vocabulary.median)
         ends = np.cumsum([len(case) for case in suite]) - 1
         found = []
-        for token, kind in candidates.items():
-            worst = ratios(self.activations.of((*base.prefix, token), suite, "candidates")[ends], median)
+        tried = list(candidates.items())
+        for token, kind in self.activations.progress(tried, f"candidates after {list(base.prefix)}", "token"):
+            worst = ratios(self.activations.of((*base.prefix, token), suite)[ends], median)
             found.append((int(np.sum(worst > self.eta)), kind, float(worst.max()), token))
         remaining, _, _, token = min(found)
         return remaining, token

@@ -50,14 +50,14 @@ class Activations:
     def __init__(self, decoder: Decoder, folder: Path, progress: Progress = silent):
         self.decoder = decoder
         self._folder = folder
-        self._progress = progress
+        self.progress = progress
 
     def of_vocabulary(self, prefix: Sequence[int]) -> np.ndarray:
         """[vocabulary, 2] M of every token, each alone after the prefix."""
         return self.of(prefix, [[token] for token in range(self.decoder.config.vocabulary)], "every token")
 
-    def of(self, prefix: Sequence[int], passages: Sequence[Sequence[int]], what: str) -> np.ndarray:
-        """[tokens, 2] M of every position of the passages, each passage after the prefix; `what` they are, for progress."""
+    def of(self, prefix: Sequence[int], passages: Sequence[Sequence[int]], what: str = "") -> np.ndarray:
+        """[tokens, 2] M of every position of the passages, each passage after the prefix. `what` they are; unnamed, no progress."""
         parts = list(sequences(prefix, passages))
         path = self._folder / f"{_digest(prefix, passages)}.npy"
         found = _kept(path)
@@ -65,14 +65,15 @@ class Activations:
         done = int(np.searchsorted(ends, len(found)))
         if done == len(ends) or ends[done] != len(found):
             found, done = np.zeros((0, len(KINDS)), np.float32), 0
-        for part in self._progress(parts[done:], f"measuring {what} after {list(prefix)}", "sequence"):
+        left = parts[done:]
+        for part in self.progress(left, f"{what} after {list(prefix)}", "sequence") if what and left else left:
             found = np.concatenate([found, self._rows(part)])
             _keep(path, found)
         return found
 
     def of_prefix(self, prefix: Sequence[int]) -> np.ndarray:
         """[n, 2] M of the prefix's own tokens in their places."""
-        return self.of((), [list(prefix)], "the prefix") if prefix else np.zeros((0, len(KINDS)), np.float32)
+        return self.of((), [list(prefix)]) if prefix else np.zeros((0, len(KINDS)), np.float32)
 
     def _rows(self, part: Sequenced) -> np.ndarray:
         x, places = embedded(self.decoder, part), jax.tree_util.tree_map(jnp.asarray, part.places)

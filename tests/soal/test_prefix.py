@@ -68,9 +68,10 @@ class Scripted(Activations):
     """Activations of 97 tokens by a rule: whether the last of some tokens is an outlier, and how large others are."""
 
     def __init__(self, decoder, outlier, size=lambda tokens: 1.0):
-        self.decoder, self._outlier, self._size = decoder, outlier, size
+        super().__init__(decoder, None)
+        self._outlier, self._size = outlier, size
 
-    def of(self, prefix, passages, what):
+    def of(self, prefix, passages, what=""):
         rows = [[*prefix, *passage[: i + 1]] for passage in passages for i in range(len(passage))]
         return np.array([[100.0 if self._outlier(row) else self._size(row), 1.0] for row in rows])
 
