@@ -11,6 +11,7 @@ from .bench.keys import bench_keys
 from .bench.layer import LayerShape
 from .bench.prompt import bench_prompt
 from .errors import UserError
+from .models.calibration import Reference
 from .progress import bar, silent
 from .runtime import ProtocolConfig
 
@@ -22,6 +23,7 @@ SHAPES = {
 
 _shape = click.option("--shape", default="gpt2-small", show_default=True, type=click.Choice(sorted(SHAPES)), help="Of whose layer.")
 _ops = click.Choice(["generic", "plugin", "stock"])
+_references = click.Choice(["learned", "sink", "maxima"])
 
 
 @click.command("prompt")
@@ -31,9 +33,10 @@ _ops = click.Choice(["generic", "plugin", "stock"])
     "--ops", default="plugin", show_default=True, type=click.Choice(["generic", "plugin", "stock"]), help="Whose operations."
 )
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
+@click.option("--reference", default="learned", show_default=True, type=_references, help="What the plugin's softmax subtracts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def prompt_command(shape: str, tokens: int, ops: str, protocol: str, as_json: bool, quiet: bool) -> None:
+def prompt_command(shape: str, tokens: int, ops: str, protocol: str, reference: Reference, as_json: bool, quiet: bool) -> None:
     """One decoder layer over a prompt: softmax, norms, activation and all of it; compute, messages and bytes one party sends.
 
     \b
@@ -44,7 +47,7 @@ def prompt_command(shape: str, tokens: int, ops: str, protocol: str, as_json: bo
     if ops == "plugin" and protocol != "SEMI2K":
         raise UserError(f"--ops plugin: runs on SEMI2K, not on {protocol}; leave --protocol out or use --ops generic")
     config = ProtocolConfig.model_validate({"name": protocol})
-    found = bench_prompt(SHAPES[shape], tokens, config, ops, silent if quiet else bar)
+    found = bench_prompt(SHAPES[shape], tokens, config, ops, reference, silent if quiet else bar)
     click.echo(json.dumps({"shape": shape, **found}) if as_json else _table(found))
 
 

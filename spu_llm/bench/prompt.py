@@ -20,7 +20,7 @@ from flax import linen as nn
 from ..generation.assisted import AssistedDecoder
 from ..generation.secure import fitting_window
 from ..models.cache import LayerCache, cache_shape, window
-from ..models.calibration import Calibration, calibrate
+from ..models.calibration import Calibration, Reference, calibrate
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.fixed_block import STREAM_BITS, BlockPlan
@@ -35,6 +35,7 @@ from ..progress import Progress, silent
 from ..runtime import ProtocolConfig, Session, Slot
 from ..runtime.assisted import TRUST, Assisted, OperandSlot, offline
 from ..runtime.session import Phase
+from ..soal.maxima import by_reference, measure_maxima
 from .layer import LayerShape, random_params, stock_layer
 
 _VOCABULARY = 256
@@ -69,19 +70,26 @@ class Prompt:
 
 
 def bench_prompt(
-    shape: LayerShape, tokens: int, protocol: ProtocolConfig, ops: str = "stock", progress: Progress = silent
+    shape: LayerShape,
+    tokens: int,
+    protocol: ProtocolConfig,
+    ops: str = "stock",
+    reference: Reference = "learned",
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """A layer over `tokens` positions: `parts` holds a `Cost` each for softmax, norm (both norms), activation and total.
 
-    Seconds are measured compute. The plugin's tables come from ranges measured on other random tokens.
+    Seconds are measured compute. The plugin's tables come from ranges measured on other random tokens; `reference` is what stands
+    for the maximum in its softmax (the part alone leaves out how it is found).
     """
     prompt = random_prompt(shape, tokens)
-    bench = _plugin if ops == "plugin" else partial(_stock, protocol)
+    bench = partial(_plugin, reference) if ops == "plugin" else partial(_stock, protocol)
     costs, error = bench(prompt, progress)
     return {
         "family": shape.family,
         "tokens": tokens,
         "ops": ops,
+        "reference": reference if ops == "plugin" else None,
         "protocol": protocol.name,
         "trust": TRUST if ops == "plugin" else protocol.trust,
         "parts": {name: asdict(cost) for name, cost in costs.items()},
@@ -179,15 +187,19 @@ def _add(total: Cost, phase: Phase, dealt: Phase | None = None, dealer_bytes: in
 # The plugin
 
 
-def calibrated(prompt: Prompt) -> Calibration:
+def calibrated(prompt: Prompt, reference: Reference = "learned") -> Calibration:
     """Ranges of the layer on other random tokens."""
-    texts = np.random.default_rng(2).integers(0, _VOCABULARY, (_SAMPLES, _SAMPLE_TOKENS))
-    return calibrate(prompt.decoder, texts.tolist())
+    texts = np.random.default_rng(2).integers(0, _VOCABULARY, (_SAMPLES, _SAMPLE_TOKENS)).tolist()
+    found = calibrate(prompt.decoder, texts)
+    if reference == "learned":
+        return found
+    measured = measure_maxima(prompt.decoder, texts, (), found)
+    return by_reference(found, reference, measured.maxima if reference == "maxima" else measured.sink)
 
 
-def _plugin(prompt: Prompt, progress: Progress) -> tuple[dict[str, Cost], float]:
+def _plugin(reference: Reference, prompt: Prompt, progress: Progress) -> tuple[dict[str, Cost], float]:
     with Session(ProtocolConfig()) as session:
-        decoder = AssistedDecoder(session, prompt.decoder, calibrated(prompt), len(prompt.tokens))
+        decoder = AssistedDecoder(session, prompt.decoder, calibrated(prompt, reference), len(prompt.tokens))
         sizes = decoder.passes(len(prompt.tokens))
         total, error = _plugin_layer(session, decoder, prompt, sizes, progress)
         plan, phi = decoder.plan.blocks[0], decoder.plan.phis[0]

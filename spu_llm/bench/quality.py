@@ -51,7 +51,7 @@ from .reading import (
     read_questions,
     read_text,
     secure_side,
-)  # fmt: skip
+)
 
 _RING = 64
 

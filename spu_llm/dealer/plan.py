@@ -141,12 +141,8 @@ def emulate(table: Table, x: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray,
     raw, position, input_bits = _ring(table, x)
     segment, place = _position(table, position + masks)
     mask_segment, mask_place = _position(table, masks)
-    rows = table.coefficients.T[:, (segment - mask_segment) & (table.segments - 1)]
-    payload = np.ascontiguousarray(table.payload(mask_place).T)
-    power, total = np.full_like(place, 1 << table.place_bits), np.zeros_like(place)
-    for i in range(table.degree + 1):
-        total += power * sum(comb(p, i) * rows[p] * payload[p - i] for p in range(i, table.degree + 1))
-        power = power * place >> table.place_bits
+    row = table.row((segment - mask_segment) & (table.segments - 1), table.payload(mask_place))
+    total = sum(word * factor for word, factor in zip(row, table.factors(place), strict=True))
     unused = _RING - min(_RING, table.modulus)
     return raw / 2.0**input_bits, (total << unused >> unused) / 2.0**table.output_bits
 

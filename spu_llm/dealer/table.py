@@ -154,14 +154,19 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class ExponentialTable(Table):
-    """exp on a wide range by one word a segment: exp(edge + c - u) = exp(edge) exp(c) exp(-u), for the public place c and the mask's
-    place u in a segment.
+    """exp on a wide range by one word a segment: exp(edge + c - u) = exp(edge) exp(c) exp(-u), for the public place c and the
+    mask's place u in a segment.
 
     So the dealer's payload is exp(-u), everyone computes exp(c) by a polynomial of `degree`, and nothing else is shared. (After
     SOAL's exponential, where each party forms its factor of 2^fraction on its own.)
     """
 
     largest: float = 8.0  # values above exp(largest) are cut to its size, with the error of one segment
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spread:
+            raise ValueError(f"an exponential table has {self.segments} segments; use at most {_MOST_ROTATED}")
 
     @property
     def payload_words(self) -> int:

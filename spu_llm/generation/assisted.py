@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from ..models.cache import Window, cache_shape
+from ..models.cache import cache_shape
 from ..models.calibration import Calibration
-from ..models.decoder import Decoder
+from ..models.decoder import Decoder, path_name
 from ..models.fixed_block import (
     ANGLE_BITS,
     BITS,
@@ -23,6 +23,7 @@ from ..models.fixed_block import (
     BlockParams,
     BlockPlan,
     block,
+    conformant_columns,
     encode_angles,
     encode_layer,
     with_reference,
@@ -153,7 +154,9 @@ class AssistedDecoder:
         plan, references = self.plan, self._calibration.references
         everything = list(zip(self.decoder.params["layers"], plan.blocks, plan.phis, references, strict=True))
         for i, (params, tables, phis, reference) in enumerate(progress(everything, "masking weights", "layer")):
-            encoded = encode_layer(with_reference(fold_layer(config, params), reference), tables.norm, phis)
+            folded = fold_layer(config, params)
+            learned = self._calibration.reference == "learned"
+            encoded = encode_layer(with_reference(folded, reference) if learned else folded, tables.norm, phis)
             placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in encoded._asdict().items()}
             self._layers.append(BlockParams(**{field: name for field, (name, _) in placed.items()}))
             self._layer_slots[tables] = BlockParams(**{field: slot for field, (_, slot) in placed.items()})
@@ -225,14 +228,13 @@ class AssistedDecoder:
 
     def run_layers(self, n: int) -> None:
         """All layers on the n tokens that were embedded; the caller counts them to `length`."""
-        place = self._window(n)
-        values = [np.int64(self.length), place.mask.astype(np.int64), *encode_angles(place.cos, place.sin, self.length)]
-        names = [f"window.{name}" for name in (*Place._fields, *Angles._fields)]
-        for name, value in zip(names, values, strict=True):
+        where = self._where(n)
+        names = jax.tree_util.tree_map_with_path(lambda path, _: "window." + path_name(path), where)
+        for name, value in zip(*map(jax.tree_util.tree_leaves, (names, where)), strict=True):
             self.session.publish(name, value)
         for params, tables, cache in zip(self._layers, self.plan.blocks, self._cache, strict=True):
             program = self.layer_program(n, tables)
-            arguments = [params, "x", cache, Place(*names[:2]), Angles(*names[2:])]
+            arguments = [params, "x", cache, *names]
             self.assisted.run(program, arguments, ["x", cache.keys.raw, cache.values.raw], {"start": self.length})
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
@@ -244,8 +246,13 @@ class AssistedDecoder:
         found = self.session.receive_narrow("logits", BITS + TABLE_BITS)
         return found[:, : self.decoder.config.vocabulary]
 
-    def _window(self, n: int) -> Window:
-        return fitting_window(self.decoder.config, self.length, n, self.capacity)
+    def _where(self, n: int) -> tuple[Place, Angles]:
+        """What is public of n tokens' positions."""
+        window = fitting_window(self.decoder.config, self.length, n, self.capacity)
+        compared = self._calibration.reference == "maxima"
+        columns = conformant_columns(len(self._prefix), self.length, n) if compared else None
+        place = Place(np.int64(self.length), window.mask.astype(np.int64), columns)
+        return place, encode_angles(window.cos, window.sin, self.length)
 
     # Programs
 
@@ -271,20 +278,18 @@ class AssistedDecoder:
 
     def layer_program(self, n: int, tables: BlockPlan) -> DealtProgram:
         """The program of n tokens of a layer at the present length."""
-        config, place = self.decoder.config, self._window(n)
+        config, where = self.decoder.config, self._where(n)
         shape = cache_shape(config, self.capacity)
         cache = RowCache(*(Fixed(OperandSlot(part, shape), BITS, self._row_modulus(part)) for part in ("keys", "values")))
-        angles = Angles(*(_public(value.shape) for value in encode_angles(place.cos, place.sin, self.length)))
         slots = (
             self._layer_slots[tables],
             Fixed(Slot((n, config.width), np.int64), STREAM_BITS),
             cache,
-            Place(_public(), _public(place.mask.shape)),
-            angles,
+            *jax.tree_util.tree_map(lambda value: _public(np.shape(value)), where),
         )
         keeps = (None, cache.keys.raw, cache.values.raw)
         run = partial(block, config, tables)
-        return self._compiled(("layer", tables, n, place.mask.shape), lambda: self.assisted.compile("layer", run, slots, keeps))
+        return self._compiled(("layer", tables, n, where[0].mask.shape), lambda: self.assisted.compile("layer", run, slots, keeps))
 
     def _logits_program(self, shape: tuple[int, int]) -> DealtProgram:
         n, count = shape

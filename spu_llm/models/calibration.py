@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from .decoder import Decoder
 from .trace import MASKED, Places, embedded, sequences, trace_layer, traced_params
 
 _RIDGE = 3.0
+
+Reference = Literal["learned", "sink", "maxima"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,17 @@ class LayerRanges:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The result, one entry a layer. A reference [width + 1 + 2, heads] holds weights, bias, and slopes of `place_features`."""
+    """The result, one entry a layer. A reference [width + 1 + 2, heads] holds weights, bias, and slopes of `place_features`.
+
+    reference: what stands for softmax's maximum, and what `relative` and `log_sum` were measured against: the learned ones, the
+    score of position 0 (sink), or the largest of a few scores (maxima, see soal/maxima.py).
+    """
 
     layers: tuple[LayerRanges, ...]
     references: tuple[np.ndarray, ...]
     final_squares: tuple[float, float]
     tokens: int
+    reference: Reference = "learned"
 
 
 def calibrate(

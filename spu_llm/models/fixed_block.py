@@ -107,6 +107,13 @@ def encode_layer(layer: FoldedLayer, plan: NormPlan, phis: tuple[float, float]) 
     )
 
 
+def conformant_columns(prefix: int, start: int, count: int) -> np.ndarray:
+    """[count, prefix + 3] the positions among whose scores a token's reference is the largest: prefix, first, last two."""
+    rows = start + np.arange(count)
+    constant = np.broadcast_to(np.arange(prefix + 1), (count, prefix + 1))
+    return np.concatenate([np.minimum(constant, rows[:, None]), np.maximum(rows - 1, 0)[:, None], rows[:, None]], axis=1)
+
+
 def with_reference(layer: FoldedLayer, reference: np.ndarray) -> FoldedLayer:
     """The layer with each head's reference (see `Calibration`) as more outputs beside q, k and v, and slopes of the position."""
     width = len(layer.qkv)

@@ -207,7 +207,7 @@ def _softmax(exp: Table, size: int) -> SoftmaxPlan:
 
 
 def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> RoutingPlan | None:
-    """Tables for the sum of a token's k largest exponentials: at least exp(-shift), so the shift is as small as the largest allow."""
+    """Tables for the sum of a token's k largest exponentials; it is at least exp(-shift), so the shift is kept small."""
     if config.experts_per_token is None:
         return None
     low, high = min(low for low, _ in logits), max(high for _, high in logits)
@@ -219,9 +219,10 @@ def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> Routin
     shift = largest - _LARGEST
     if -shift > _LEAST_LOG_SUM:
         return RoutingPlan(_softmax(_exponential(_exp_size("router", low - shift)), _sum_size((-shift, _LARGEST))), shift)
+    reach = (_LARGEST - _LEAST_LOG_SUM - log(config.experts_per_token)) / _SCORE_MARGIN
     raise UserError(
         f"an expert's logit is {high:.1f} above the mean of its router on the calibration text; tables of the weights' sum reach "
-        f"{(_LARGEST - _LEAST_LOG_SUM - log(config.experts_per_token)) / _SCORE_MARGIN:.1f}; use a model with smaller router weights"
+        f"{reach:.1f}; use a model with smaller router weights"
     )
 
 

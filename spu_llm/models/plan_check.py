@@ -16,7 +16,7 @@ from ..progress import Progress, silent
 from .cache import window
 from .calibration import Calibration
 from .decoder import Decoder
-from .fixed_block import BITS, STREAM_BITS, block, encode_angles, encode_layer, with_reference
+from .fixed_block import BITS, STREAM_BITS, block, conformant_columns, encode_angles, encode_layer, with_reference
 from .folded import centred_rows, fold_layer
 from .plain import PlainDecoder
 from .plan import ModelPlan
@@ -59,9 +59,12 @@ def check_plan(
     tightest = (64.0, "")
     layers = list(zip(decoder.params["layers"], plan.blocks, plan.phis, calibration.references, plain.cache, strict=True))
     for i, (params, tables, phis, reference, rows) in enumerate(progress(layers, "checking ranges", "layer")):
-        encoded = encode_layer(with_reference(fold_layer(config, params), reference), tables.norm, phis)
+        folded = fold_layer(config, params)
+        learned = calibration.reference == "learned"
+        encoded = encode_layer(with_reference(folded, reference) if learned else folded, tables.norm, phis)
         cache = RowCache(*(Fixed(encode(part, BITS), BITS) for part in rows))
-        where = Place(np.int64(start), place.mask.astype(np.int64)), encode_angles(place.cos, place.sin, start)
+        columns = conformant_columns(start, start, n) if calibration.reference == "maxima" else None
+        where = Place(np.int64(start), place.mask.astype(np.int64), columns), encode_angles(place.cos, place.sin, start)
         (x, _), sites = observe(partial(block, config, tables), encoded, x, cache, *where)
         for number, site in enumerate(sites):
             name = f"layer {i}, {site.kind} {number}"

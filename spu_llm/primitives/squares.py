@@ -2,8 +2,8 @@
 
 For x = E + R and the weight w = e + b, E and e public, E and R of one row summed over its elements:
 w sum(x^2) = w sum(E^2) + 2 sum(E (e R + b R)) + e sum(R^2) + b sum(R^2), where the dealer shares b R, sum(R^2) and b sum(R^2).
-1 round; 8 bytes an element of x that was not opened before, none for a weight that was; dealer: 8 bytes an element of x and
-16 a row.
+1 round; 8 bytes an element of x that was not opened before, none for a weight that was; dealer: 8 bytes an element of x, as many
+again where x is truncated as it is opened, and 16 a row.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def _stock(x: Any, weight: Any, *, shift: int, modulus: int, added: int) -> Any:
     return weight * (jnp.sum(jnp.square(shifted(x, shift)), -1) + added)
 
 
-def _dealer(
-    dealing: Dealing, x: Value, weight: Value, *, shift: int, modulus: int, added: int
-) -> Generator[Request, None, Any]:
+def _dealer(dealing: Dealing, x: Value, weight: Value, *, shift: int, modulus: int, added: int) -> Generator[Request, None, Any]:
     dealing.request(x, weight)
     a = yield from dealing.opened(x, shift, modulus)
     w = yield from dealing.opened(weight)

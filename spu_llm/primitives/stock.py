@@ -45,8 +45,8 @@ def to_raw(x: jax.Array, bits: int) -> jax.Array:
 def shifted(raw: Any, shift: int) -> Any:
     """raw >> shift by SPU's truncation: products of fixed-point numbers with 2^-step, steps of at most 16 bits.
 
-    Right for |raw| < 2^(45 + min(shift, 16)), as tried on SEMI2K; products with 2^-17 and less wrap at 2^46 already. Half a unit
-    is added between steps, for rounding, and because two products without it become one with 2^-shift.
+    Right for |raw| < 2^(44 + min(shift, 16)), as tried on all three protocols; products with 2^-17 and less wrap at 2^46 already.
+    Half a unit is added between steps, for rounding, and because two products without it become one with 2^-shift.
     """
     step = min(shift, _STEP)
     while step > 0:

@@ -33,8 +33,8 @@ from ..models.trace import MASKED, Sequenced, embedded, sequences, trace_layer, 
 from ..progress import Progress, silent
 
 Name = Literal["sink", "learned", "maxima"]
-_MAXIMUM = 2  # messages of one maximum of differences of up to 30 bits (docs/protocols.md)
-_REFINEMENT = 2  # messages that a refined reference adds
+_MAXIMUM = 3  # messages of one maximum of scores (docs/protocols.md)
+_REFINEMENT = 2  # messages that a refined reference adds to a layer
 _REACH = 12.0  # how far above its reference a score may be: a refined one looks up exp of half of that, right up to 6
 
 Pairs = tuple[tuple[float, float], ...]
@@ -63,7 +63,7 @@ class ScoreReference:
 
 @dataclass(frozen=True)
 class Choice:
-    """The reference to use, the messages each would add to a layer's softmax, and why others cannot be used."""
+    """The reference to use, the messages that each would add to a pass through all layers, and why others cannot be used."""
 
     reference: Name
     messages: dict[Name, int]
@@ -117,19 +117,19 @@ def choose(config: DecoderConfig, calibration: Calibration, maxima: ScoreReferen
 
     `maxima` takes a tree of comparisons of `positions` scores. Raises UserError, with the reason, where none fits.
     """
-    extra: dict[Name, int] = {"sink": 0, "learned": 0, "maxima": _MAXIMUM * ceil(log2(positions))}
+    a_layer: dict[Name, int] = {"sink": 0, "learned": 0, "maxima": _MAXIMUM * ceil(log2(positions))}
     scores = {"sink": sink, "maxima": maxima}
     messages: dict[Name, int] = {}
     refused: dict[Name, str] = {}
-    for name, own in extra.items():
-        ranged = by_reference(calibration, scores[name]) if name in scores else calibration
+    for name, own in a_layer.items():
+        ranged = by_reference(calibration, name, scores[name]) if name in scores else calibration
         try:
             plan = plan_model(config, _within_reach(ranged))
         except UserError as error:
             refused[name] = str(error)
             continue
-        refined = any(block.softmax.refinement is not None for block in plan.blocks)
-        messages[name] = own + (_REFINEMENT if refined else 0)
+        refined = sum(block.softmax.refinement is not None for block in plan.blocks)
+        messages[name] = own * config.layers + _REFINEMENT * refined
     if not messages:
         raise UserError(refused["learned"])
     best = min(messages, key=lambda name: messages[name])
@@ -144,10 +144,10 @@ def _within_reach(calibration: Calibration) -> Calibration:
     return calibration
 
 
-def by_reference(calibration: Calibration, reference: ScoreReference) -> Calibration:
+def by_reference(calibration: Calibration, name: Name, reference: ScoreReference) -> Calibration:
     """The calibration with the ranges that softmax has under a score as its reference."""
     pairs = zip(calibration.layers, reference.relative, reference.log_sum, strict=True)
-    return replace(calibration, layers=tuple(replace(layer, relative=r, log_sum=s) for layer, r, s in pairs))
+    return replace(calibration, layers=tuple(replace(layer, relative=r, log_sum=s) for layer, r, s in pairs), reference=name)
 
 
 def conformant(part: Sequenced) -> np.ndarray:

@@ -47,7 +47,7 @@ def summary(prepared: Prepared) -> dict[str, Any]:
             "log_sum": _span([layer.log_sum for layer in learned]),
         },
         "reference": prepared.reference,
-        "messages_a_layer": maxima.choice.messages,
+        "messages_a_pass": maxima.choice.messages,
         "refused": maxima.choice.refused,
         "ranges": {**vars(facts.ranges), "outside_share_at_most": facts.ranges.bound},
         "phi": [float(prepared.phi.min()), float(prepared.phi.max())],
@@ -62,7 +62,7 @@ def lines(prepared: Prepared) -> str:
     rows += [_cells(trial) for trial in special.trials]
     own = ", ".join(f"{pair[0]:,.0f}" for pair in special.prefix_maxima) or "none"
     conformant, sink = found["conformant"], found["sink"]
-    messages = ", ".join(f"{name} {count}" for name, count in found["messages_a_layer"].items())
+    messages = ", ".join(f"{name} {count}" for name, count in found["messages_a_pass"].items())
     return "\n".join(
         [
             f"model      {found['model']}, {found['text_tokens']:,} tokens of text",
@@ -74,7 +74,7 @@ def lines(prepared: Prepared) -> str:
             f"{sink['coverage']:.1%}, {sink['largest_miss']:.1f}",
             f"log sums   learned {_text(found['learned']['log_sum'])}, maxima {_text(conformant['log_sum'])}, "
             f"sink {_text(sink['log_sum'])}",
-            f"reference  {found['reference']} (messages a layer it adds: {messages})",
+            f"reference  {found['reference']} (messages added to a pass: {messages})",
             f"seconds    {found['seconds']:.0f}",
         ]
     )

@@ -14,6 +14,7 @@ from spu_llm.dealer.material import Recorder
 from spu_llm.dealer.plan import Shape, continue_from, emulate, errors, plan_table, table_of, worst_error
 from spu_llm.dealer.table import Table
 from spu_llm.errors import UserError
+from spu_llm.primitives.functions import exponential
 from spu_llm.primitives.named import MAX_ERROR, NAMED
 
 
@@ -30,10 +31,8 @@ def dealt_lookup(table, x):
     raw = np.round(x * 2.0**bits).astype(np.int64)
     c = (raw * table.factor - r - round(table.low * table.factor * 2.0**bits)) >> (bits + table.width_bits - table.place_bits)
     place, segment = c & ((1 << table.place_bits) - 1), (c >> table.place_bits) & (table.segments - 1)
-    row = rows.reshape(x.size, table.segments, table.degree + 1)[np.arange(x.size), segment]
-    power, total = np.full_like(place, 1 << table.place_bits), 0
-    for i in range(table.degree + 1):
-        total, power = total + row[:, i] * power, power * place >> table.place_bits
+    row = rows.reshape(x.size, table.segments, table.payload_words)[np.arange(x.size), segment]
+    total = sum(row[:, i] * factor for i, factor in enumerate(table.factors(place)))
     unused = 64 - table.modulus
     return (total << unused >> unused) / 2.0**table.output_bits, -r
 
@@ -46,6 +45,36 @@ def test_emulation_is_the_protocol_to_the_last_bit(name):
     held, emulated = emulate(function.table, x, masks)
     assert np.array_equal(found, emulated)
     assert np.abs(held - x).max() < 1e-5 and np.abs(found - function.numpy(x)).max() < MAX_ERROR
+
+
+EXPONENTIALS = [(-49.0, 6.0, 64), (-241.0, 6.0, 256), (-18.0, 3.0, 32), (-112.0, 6.0, 64, 1), (-6.0, 4.0, 64, -2, 3)]
+
+
+@pytest.mark.parametrize("arguments", EXPONENTIALS)
+def test_an_exponential_under_random_masks(arguments):
+    """By the dealer's own messages, and by its emulation to the last bit: in proportion over the whole range, then cut."""
+    table, largest = exponential(*arguments), arguments[1]
+    x = np.concatenate([np.linspace(table.low, table.high, 1500), np.linspace(-1, min(largest, table.high), 500)])
+    found, masks = dealt_lookup(table, x)
+    held, emulated = emulate(table, x, masks)
+    assert np.array_equal(found, emulated)
+    off, want = np.abs(found - np.exp(held)), np.exp(held)
+    uncut = held <= largest
+    assert (off <= 2.0**-table.bits * np.e**table.width + 1.5e-3 * want)[uncut].all()
+    assert (found <= np.exp(largest + table.width) * 1.002).all()
+    assert (found[held > largest + table.width] >= np.exp(largest - table.width) * 0.998).all()
+
+
+@pytest.mark.parametrize("arguments", EXPONENTIALS)
+def test_the_worst_masks_of_an_exponential(arguments):
+    """Each word is rounded by half a unit of 1 / e^width or more, the factor by a few units; then coefficients by their bits."""
+    table = exponential(*arguments)
+    unit = 2.0**-table.place_bits
+    relative = (0.5 * np.e**table.width + table.degree + 1) * unit
+    for top in (0.0, min(arguments[1], table.high)):
+        error = worst_error(table, np.exp, (table.low, top))
+        assert error <= relative * np.exp(top) + 2.0 ** -(table.bits + 1) * np.e**table.width
+        assert error >= 0.2 * unit * np.exp(top)  # it was searched for
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

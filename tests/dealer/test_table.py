@@ -3,10 +3,12 @@
 from dataclasses import replace
 from math import comb
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import enable_x64
 from scipy import special
 
 from spu_llm.dealer.table import ExponentialTable, Table
@@ -117,6 +119,47 @@ def test_a_rotated_table_is_the_table_seen_from_the_mask(table):
     assert np.abs(found - want).max() < 2e-3 * max(1, table.limits[1])
 
 
+WIDE_EXP = ExponentialTable(np.exp, np.exp, -112.0, 64, 1, 5, bits=12, place_bits=12, largest=6.0)
+
+
+@pytest.mark.parametrize("table", [SIGMOID, replace(SIGMOID, degree=0), replace(SIGMOID, degree=9, place_bits=14), EXP, WIDE_EXP])
+def test_factors_of_every_place(table):
+    """Powers of the place or, of an exponential, exp of it: each product rounds down, and numpy and JAX agree to the last bit."""
+    place = np.arange(1 << table.place_bits)
+    found, unit = table.factors(place), 2.0**-table.place_bits
+    if isinstance(table, ExponentialTable):
+        want, off = [np.exp(place * unit * table.width)], table.degree + 1  # one product a degree, each with its coefficient
+    else:
+        want, off = [(place * unit) ** i for i in range(table.degree + 1)], max(0, table.degree - 1)
+    assert len(found) == len(want) == table.payload_words
+    for ours, exact in zip(found, want, strict=True):
+        assert ours.dtype == np.int64
+        assert np.abs(ours * unit - exact).max() <= off * unit + 1e-12
+    with enable_x64():
+        traced = jax.jit(table.factors)(place)
+    assert all((np.asarray(ours) == theirs).all() for ours, theirs in zip(traced, found, strict=True))
+
+
+@pytest.mark.parametrize("table", [EXP, WIDE_EXP])
+def test_payload_of_an_exponential_is_exp_of_minus_the_place(table):
+    place = np.arange(1 << table.place_bits)
+    unit = 2.0**-table.place_bits
+    found = table.payload(place)
+    assert found.shape == (len(place), 1)
+    assert np.abs(found[:, 0] * unit - np.exp(-place * unit * table.width)).max() <= unit / 2
+
+
+@pytest.mark.parametrize("table", [SIGMOID, EXP, WIDE_EXP])
+def test_a_row_in_the_clear_is_the_row_of_the_rotated_table(table):
+    """To the last bit: what is computed in the clear to foretell the protocol."""
+    random = np.random.default_rng(0)
+    r, f, c = (random.integers(0, top, 200) for top in (table.segments, 1 << table.place_bits, table.segments))
+    spread = np.zeros((200, table.segments, table.payload_words), np.int64)
+    spread[np.arange(200), r] = table.payload(f)
+    found = table.row((c - r) & (table.segments - 1), table.payload(f))
+    assert (np.stack(found, -1) == table.rotate(spread, 64)[np.arange(200), c]).all()
+
+
 def test_payload_is_powers_of_minus_the_place():
     place = np.array([0, 1, 512, 1023])
     want = np.round((-place[:, None] / 1024.0) ** np.arange(4) * 1024)
@@ -136,6 +179,12 @@ def test_payload_is_powers_of_minus_the_place():
 def test_refused_when_constructed(change, message):
     with pytest.raises(ValueError, match=message):
         replace(SIGMOID, **change)
+
+
+def test_an_exponential_of_too_many_segments_is_refused():
+    with pytest.raises(ValueError, match="an exponential table has 1024 segments; use at most 512"):
+        replace(EXP, segments=1024)
+    assert replace(EXP, segments=512).words == 512
 
 
 def test_refuses_a_function_with_a_pole():

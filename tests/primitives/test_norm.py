@@ -1,4 +1,4 @@
-"""The norm that shares its opening with the dot after it: against float64, whatever phi, at both ends of its table, what it sends."""
+"""The norm that shares its opening with the dot after it: against float64 whatever phi, at the ends of its table, what it sends."""
 
 import jax
 import numpy as np

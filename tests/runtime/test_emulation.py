@@ -40,7 +40,7 @@ def calibrated(config, folder):
 
 
 def logits(session, decoder, calibration, supply, passes):
-    """The ring's logits after each pass, whoever holds them, and what the client is given; the last pass takes the second's rows."""
+    """The ring's logits after each pass, and what the client is given; the last pass takes the second one's rows."""
     assisted = AssistedDecoder(session, decoder, calibration, 20, PREFIX, supply=supply)
     assisted.set_up(len(passes[0]))
     found, given = [], []

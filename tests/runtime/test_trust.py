@@ -16,10 +16,10 @@ from spu_llm.primitives.contract import contract
 from spu_llm.primitives.fixed import Fixed
 from spu_llm.primitives.lookup import lookup
 from spu_llm.primitives.norm import NormPlan, norm_dot, root_table
-from spu_llm.primitives.squares import weighted_squares
 from spu_llm.primitives.permute import shuffle
 from spu_llm.primitives.scale import scale
 from spu_llm.primitives.select import embed, one_hot, select
+from spu_llm.primitives.squares import weighted_squares
 from spu_llm.primitives.topk import top_k_mask
 from spu_llm.primitives.truncate import truncate
 from spu_llm.runtime import ProtocolConfig, Session, Slot

@@ -78,11 +78,11 @@ WILD = replace(CALM, layers=tuple(replace(layer, relative=(-400.0, 3.0)) for lay
 @pytest.mark.parametrize(
     ("sink", "learned", "maxima", "chosen", "messages"),
     [
-        (FITS, CALM, FITS, "sink", {"sink": 0, "learned": 0, "maxima": 6}),
-        (TOO_FAR, CALM, FITS, "learned", {"learned": 0, "maxima": 6}),
-        (REFINED, CALM, FITS, "learned", {"sink": 2, "learned": 0, "maxima": 6}),
-        (REFINED, WILD, FITS, "sink", {"sink": 2, "maxima": 6}),
-        (TOO_LOW, WILD, FITS, "maxima", {"maxima": 6}),
+        (FITS, CALM, FITS, "sink", {"sink": 0, "learned": 0, "maxima": 12}),
+        (TOO_FAR, CALM, FITS, "learned", {"learned": 0, "maxima": 12}),
+        (REFINED, CALM, FITS, "learned", {"sink": 4, "learned": 0, "maxima": 12}),
+        (REFINED, WILD, FITS, "sink", {"sink": 4, "maxima": 12}),
+        (TOO_LOW, WILD, FITS, "maxima", {"maxima": 12}),
     ],
 )
 def test_the_cheapest_that_fits_is_chosen(sink, learned, maxima, chosen, messages, checkpoints):
@@ -97,5 +97,5 @@ def test_none_fits(checkpoints):
     config = load_checkpoint(checkpoints["llama"]).decoder.config
     with pytest.raises(UserError, match="400 below their reference"):
         choose(config, WILD, TOO_LOW, TOO_FAR, 5)
-    assert by_reference(CALM, FITS).layers[1].relative == (-20.0, 2.0)
-    assert by_reference(CALM, FITS).layers[1].activation == CALM.layers[1].activation
+    assert by_reference(CALM, "maxima", FITS).layers[1].relative == (-20.0, 2.0)
+    assert by_reference(CALM, "maxima", FITS).layers[1].activation == CALM.layers[1].activation

@@ -85,7 +85,7 @@ def test_reports(prepared, tmp_path):
     assert done.exit_code == 0
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["prefix"] == [13] and found["frees_vocabulary"] and found["trials"][0]["text"]["outliers"] == 80
-    assert found["messages_a_layer"][found["reference"]] == min(found["messages_a_layer"].values())
+    assert found["messages_a_pass"][found["reference"]] == min(found["messages_a_pass"].values())
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
