@@ -16,7 +16,7 @@ from .bench.op import HEADER, OPS, bench_op, row
 from .bench.quality import Amounts, bench_quality, summary
 from .cli_deal import deal_command
 from .cli_plan import plan_table_command
-from .cli_prompt import keys_command, prompt_command
+from .cli_prompt import keys_command, prompt_command, tables_command
 from .cli_soal import prepare_group
 from .errors import UserError
 from .experiment.report import render_report
@@ -161,6 +161,7 @@ def bench() -> None:
 
 bench.add_command(prompt_command)
 bench.add_command(keys_command)
+bench.add_command(tables_command)
 
 
 @bench.command()

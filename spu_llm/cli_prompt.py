@@ -1,4 +1,4 @@
-"""`spu-llm bench prompt` and `bench keys`: a decoder layer over a prompt, its non-linear parts, and what is dealt for it."""
+"""`spu-llm bench prompt`, `bench keys`, `bench tables`: a layer over a prompt, what is dealt for it, and by which tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import click
 from .bench.keys import bench_keys
 from .bench.layer import LayerShape
 from .bench.prompt import bench_prompt
+from .bench.tables import bench_tables
 from .errors import UserError
+from .experiment.schema import load_model
+from .models import load_checkpoint
 from .models.calibration import Reference
+from .models.calibration_file import calibration_for
 from .progress import bar, silent
 from .runtime import ProtocolConfig
 
@@ -74,6 +78,31 @@ def keys_command(shape: str, lengths: tuple[int, ...], layers: int, as_json: boo
     for prompt in found["prompts"]:
         sizes = (prompt["total"] / 1e6, prompt["lookup"] / 1e6, prompt["model_bytes"] / 1e9)
         click.echo(f"{prompt['tokens']:8}" + "".join(f"{size:12.1f}" for size in sizes))
+
+
+@click.command("tables")
+@click.option("--model", default="smollm2", show_default=True, help="Name in configs/model, or path of a model's YAML.")
+@click.option("--context", default=64, show_default=True, type=click.IntRange(0), help="Positions in the cache.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option("--quiet", is_flag=True, help="No progress bars.")
+def tables_command(model: str, context: int, as_json: bool, quiet: bool) -> None:
+    """Which lookup tables each layer's measured ranges choose, and what that saves of keys and expansion.
+
+    \b
+    Example:
+      spu-llm bench tables --model smollm2 --context 512
+    """
+    config = load_model(model)
+    checkpoint = load_checkpoint(config.locate())
+    calibration, _ = calibration_for(config, checkpoint, silent if quiet else bar)
+    found = bench_tables(checkpoint.decoder.config, calibration, context)
+    if as_json:
+        click.echo(json.dumps({"model": model, **found}))
+        return
+    for i, sizes in enumerate(found["sizes"]):
+        click.echo(f"layer {i:3}  " + "  ".join(f"{name} {size}" for name, size in sizes.items()))
+    for name in ("layers", "each", "joined", "widest"):
+        click.echo(f"{name:8} {found[name]['key_bytes'] / 1e6:8.2f} MB of keys, {found[name]['words'] / 1e6:8.2f} M words a token")
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def _place(
     """Put everything where it belongs: trees of names and of slots for the program's arguments."""
 
     def operand(name: str, value: Fixed, transposed: bool) -> tuple[Fixed, Fixed]:
-        kept = assisted.mask_operand(name, value.raw, "owner", transposed)
+        kept = assisted.mask_operand(name, value.raw, "owner", transposed, grows=not transposed)
         return value.with_raw(kept), value.with_raw(OperandSlot(name, value.shape, transposed))
 
     def shared(name: str, value: Fixed, owner: str) -> tuple[Fixed, Fixed]:

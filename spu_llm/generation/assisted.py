@@ -203,10 +203,11 @@ class AssistedDecoder:
             plain.advance(self._prefix)
         self._cache = []
         for i, rows in enumerate(progress(plain.cache, "sharing the prefix", "layer")):
-            names = [
-                Fixed(self.assisted.mask_operand(f"cache.{i}.{part}", encode(value, BITS), "owner"), BITS, self._row_modulus(part))
+            kept = [
+                self.assisted.mask_operand(f"cache.{i}.{part}", encode(value, BITS), "owner", grows=True)
                 for part, value in zip(("keys", "values"), rows, strict=True)
             ]
+            names = (Fixed(name, BITS, self._row_modulus(part)) for name, part in zip(kept, ("keys", "values"), strict=True))
             self._cache.append(RowCache(*names))
 
     def _row_modulus(self, part: str) -> int:
@@ -288,8 +289,8 @@ class AssistedDecoder:
             *jax.tree_util.tree_map(lambda value: _public(np.shape(value)), where),
         )
         keeps = (None, cache.keys.raw, cache.values.raw)
-        run = partial(block, config, tables)
-        return self._compiled(("layer", tables, n, where[0].mask.shape), lambda: self.assisted.compile("layer", run, slots, keeps))
+        run, name = partial(block, config, tables), f"layer {list(self._layer_slots).index(tables)}"
+        return self._compiled((name, n, where[0].mask.shape), lambda: self.assisted.compile(name, run, slots, keeps))
 
     def _logits_program(self, shape: tuple[int, int]) -> DealtProgram:
         n, count = shape

@@ -175,6 +175,8 @@ class _FolderSupply:
 class _NoParties(Session):
     """A session in which nobody takes part: what is given to it is dropped, and programs are traced but not compiled."""
 
+    runs_ahead = False
+
     def __init__(self) -> None:
         self.protocol = ProtocolConfig()
         self.phases = defaultdict(Phase)

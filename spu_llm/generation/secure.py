@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..models.cache import LayerCache, Window, cache_shape, window
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, path_name
+from ..models.narrow import NarrowDecoder
 from ..models.plain import PlainDecoder
 from ..progress import Progress, silent
 from ..runtime import Program, ProtocolConfig, Session, Slot
@@ -22,9 +23,10 @@ _SMALLEST_WINDOW = 32  # cache rows looked at; windows double from here, so that
 
 
 class SecureDecoder:
-    """A decoder whose weights, cache and activations are secret-shared in a session.
+    """A decoder whose weights, cache and activations are secret-shared in a session, on SPU's own functions or on narrowed ones.
 
-    One program an (n, window) pair serves all layers: the program is compiled once and run on each layer's variables.
+    One program an (n, window) pair serves all layers, or all layers of a kind where functions are narrowed: it is compiled once
+    and run on each layer's variables.
     `capacity` rows of cache are kept a layer; the first `len(prefix)` of them are computed by the owner in plaintext
     (the prefix is public) and shared.
 
@@ -32,11 +34,14 @@ class SecureDecoder:
     positions; nothing else. No program of this class opens a value to everyone except SPU's own masked ones.
     """
 
-    def __init__(self, session: Session, decoder: Decoder, capacity: int, prefix: Sequence[int] = ()):
+    def __init__(
+        self, session: Session, decoder: Decoder, capacity: int, prefix: Sequence[int] = (), narrow: NarrowDecoder | None = None
+    ):
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
         self.session = session
         self.decoder = decoder
+        self._network = narrow or decoder
         self.capacity = capacity
         self.length = len(prefix)
         self._block_rows = vocabulary_block(decoder, session.protocol)
@@ -93,7 +98,7 @@ class SecureDecoder:
         config, params = self.decoder.config, self.decoder.params
         table = padded_rows(self._fixed(params["embed"]["table"]), self._block_rows)
         embed = {**params["embed"], "table": table.reshape(-1, self._block_rows * config.width)}
-        secrets = {"embed": embed, "layers": params["layers"], "final": params["final"]}
+        secrets = {"embed": embed, "layers": self._network.params["layers"], "final": self._network.params["final"]}
         if not config.tied_head:
             secrets["head"] = {"table": self._fixed(params["head"]["table"])}
         leaves, tree = jax.tree_util.tree_flatten_with_path(secrets)
@@ -119,7 +124,7 @@ class SecureDecoder:
         prompt = self._padded(prompt_tokens)
         wanted: list[Callable[[], Any]] = [
             *(partial(self._embed_program, n) for n in {1, prompt}),
-            *(partial(self._layer_program, n, self._window(n)) for n in {1, prompt}),
+            *(partial(self._layer_program, n, self._window(n), i) for n in {1, prompt} for i in self._first_of_kind),
             *(partial(self._logits_program, n, 1) for n in {1, prompt}),
         ]
         for compile_one in progress(wanted, "compiling", "program"):
@@ -154,9 +159,9 @@ class SecureDecoder:
         names = Window(*(f"window.{field}" for field in Window._fields))
         for name, value in zip(names, place, strict=True):
             self.session.publish(name, value)
-        program = self._layer_program(n, place)
-        for params, kept in order(list(zip(self._params["layers"], self._cache, strict=True))):
-            self.session.run(program, (params, "x", kept, names), ("x", kept))
+        for i in order(range(len(self._cache))):
+            program, kept = self._layer_program(n, place, i), self._cache[i]
+            self.session.run(program, (self._params["layers"][i], "x", kept, names), ("x", kept))
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
         """The output layer for some of n positions."""
@@ -183,16 +188,24 @@ class SecureDecoder:
             x = _as_real(row)
             if "positions" in params:
                 x = x + jax.lax.dynamic_slice(params["positions"], (start, jnp.int32(0)), (n, width))
-            return x
+            return self._network.enter(x)
 
         ids = Slot((n, self._table_blocks), np.int64), Slot((n, b), np.int64)
         return self.session.compile("embed", embed, (self._slots["embed"], *ids, Slot((), np.int32, public=True)))
 
-    def _layer_program(self, n: int, place: Window) -> Program:
+    @property
+    def _first_of_kind(self) -> list[int]:
+        """A layer of each kind."""
+        kinds = [self._network.kind(i) for i in range(self.decoder.config.layers)]
+        return [kinds.index(kind) for kind in sorted(set(kinds))]
+
+    def _layer_program(self, n: int, place: Window, i: int) -> Program:
+        """The program of layer i, which those of its kind share."""
         config = self.decoder.config
         cache = LayerCache(*(Slot(cache_shape(config, self.capacity)) for _ in range(2)))
         public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
-        return self.session.compile("layer", self.decoder.block, (self._slots["layers"][0], Slot((n, config.width)), cache, public))
+        slots = self._slots["layers"][i], Slot((n, config.width)), cache, public
+        return self.session.compile(f"layer {self._network.kind(i)}", self._network.layer(i), slots)
 
     def _logits_program(self, n: int, count: int) -> Program:
         """Logits of `count` of n positions; the integer product keeps scale 2f, so nothing is truncated."""
@@ -200,7 +213,7 @@ class SecureDecoder:
 
         def logits(final: Any, table: jax.Array, x: jax.Array, first: jax.Array) -> jax.Array:
             x = jax.lax.dynamic_slice(x, (first, jnp.int32(0)), (count, config.width))
-            return _as_ring(self.decoder.final(final, x)) @ table.reshape(-1, config.width).T
+            return _as_ring(self._network.final(final, x)) @ table.reshape(-1, config.width).T
 
         part = "embed" if config.tied_head else "head"
         slots = self._slots["final"], self._slots[part]["table"], Slot((n, config.width)), Slot((), np.int32, public=True)

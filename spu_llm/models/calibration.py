@@ -28,7 +28,7 @@ Reference = Literal["learned", "sink", "maxima"]
 
 @dataclass(frozen=True)
 class LayerRanges:
-    """Least and largest of each quantity over the text, prefix positions left out.
+    """Least and largest of each quantity over the text and its possible first tokens, prefix positions left out.
 
     attention_squares, ffn_squares: mean square before the two norms; relative: score - reference; log_sum: log of the sum of
     exp(relative); activation: the activation's input; router: logits of experts less their mean, 0 where there are none.
@@ -62,23 +62,30 @@ def calibrate(
     texts: Sequence[Sequence[int]],
     prefix: Sequence[int] = (),
     progress: Progress = silent,
+    firsts: Sequence[int] = (),
 ) -> Calibration:
-    """Run texts (token ids) through the model in plaintext, layer by layer, each after `prefix`."""
+    """Run texts (token ids) through the model in plaintext, layer by layer, each after `prefix`.
+
+    firsts: tokens that a text may begin with. Each counts in the ranges as it stands alone after the prefix, and in the fit of
+    the references all of them together count as much as the texts do.
+    """
     config = decoder.config
-    parts = list(sequences(prefix, texts))
-    states = [embedded(decoder, part) for part in parts]
+    weight = min(1.0, sum(map(len, texts)) / max(1, len(firsts)))
+    parts = [(part, 1.0) for part in sequences(prefix, texts)]
+    parts += [(part, weight) for part in sequences(prefix, [[token] for token in firsts])]
+    states = [embedded(decoder, part) for part, _ in parts]
     layers, references = [], []
     step = jax.jit(partial(_measured, config))
     for params in progress(decoder.params["layers"], "calibrating", "layer"):
         layer, seen = traced_params(config, params), []
-        for i, part in enumerate(parts):
+        for i, (part, weight) in enumerate(parts):
             states[i], found = step(layer, states[i], part.places)
             rows = {name: np.asarray(value)[part.kept] for name, value in found.items()}
-            seen.append(rows | {"position": part.positions[part.kept]})
+            seen.append(rows | {"position": part.positions[part.kept], "weight": np.full(part.kept.sum(), weight)})
         reference = _fit_reference(seen)
         references.append(reference)
         layers.append(_ranges(seen, reference))
-    squares = [np.mean(np.square(np.asarray(x)[part.kept]), -1) for x, part in zip(states, parts, strict=True)]
+    squares = [np.mean(np.square(np.asarray(x)[part.kept]), -1) for x, (part, _) in zip(states, parts, strict=True)]
     return Calibration(tuple(layers), tuple(references), _range(np.concatenate(squares)), sum(map(len, texts)))
 
 
@@ -93,18 +100,27 @@ def _measured(config: DecoderConfig, layer: dict[str, Any], x: jax.Array, places
         "most": jnp.max(jnp.where(mask, trace.scores, MASKED), -1),
         "first": trace.attention_squares,
         "second": trace.ffn_squares,
-        "gate": trace.hidden[:, : config.hidden],
-        "router": jnp.zeros((len(x), 1)) if config.experts is None else trace.hidden[:, 2 * config.hidden :],
+        "gate": _ends(trace.hidden[:, : config.hidden]),
+        "router": jnp.zeros((len(x), 1)) if config.experts is None else _ends(trace.hidden[:, 2 * config.hidden :]),
     }
     return x, found
 
 
+def _ends(x: jax.Array) -> jax.Array:
+    """[n, 2] the least and the largest of each row."""
+    return jnp.stack([jnp.min(x, axis=-1), jnp.max(x, axis=-1)], axis=-1)
+
+
 def _fit_reference(seen: list[dict[str, np.ndarray]]) -> np.ndarray:
     """Ridge regression of the log of each head's sum on the normalised input and the position: [width + 1 + 2, heads]."""
-    features = np.concatenate([_features(part) for part in seen])
-    target = np.concatenate([part["log_sum"] for part in seen]).astype(np.float64)
-    gram = features.T @ features + _RIDGE * np.eye(features.shape[1])
-    return np.linalg.solve(gram, features.T @ target)
+    columns = seen[0]["normed"].shape[1] + 3
+    gram, moment = _RIDGE * np.eye(columns), np.zeros((columns, seen[0]["log_sum"].shape[1]))
+    for part in seen:
+        features = _features(part)
+        weighted = (features * part["weight"][:, None]).T
+        gram += weighted @ features
+        moment += weighted @ part["log_sum"].astype(np.float64)
+    return np.linalg.solve(gram, moment)
 
 
 def _features(part: dict[str, np.ndarray]) -> np.ndarray:
@@ -119,8 +135,8 @@ def place_features(positions: np.ndarray) -> np.ndarray:
 
 
 def _ranges(seen: list[dict[str, np.ndarray]], reference: np.ndarray) -> LayerRanges:
-    joined = {name: np.concatenate([part[name] for part in seen]) for name in seen[0]}
-    predicted = np.concatenate([_features(part) for part in seen]) @ reference
+    joined = {name: np.concatenate([part[name] for part in seen]) for name in seen[0] if name != "normed"}
+    predicted = np.concatenate([_features(part) @ reference for part in seen])
     relative = np.concatenate([joined["least"] - predicted, joined["most"] - predicted])
     return LayerRanges(
         _range(joined["first"]),

@@ -34,7 +34,8 @@ def calibration_for(model: ModelConfig, checkpoint: Checkpoint, progress: Progre
     kept = cache_folder() / f"calibration-{_digest(model, text)}.safetensors"
     found = _load(kept)
     if found is None:
-        found = calibrate_and_check(checkpoint.decoder, texts, model.prefix, progress)
+        calibration = calibrate(checkpoint.decoder, texts, model.prefix, progress)
+        found = calibration, plan_and_check(checkpoint.decoder, calibration, texts, model.prefix, progress)
         _save(kept, *found)
     return found
 
@@ -58,13 +59,16 @@ def read_passages(model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, list
     return text, found
 
 
-def calibrate_and_check(
-    decoder: Decoder, texts: Sequence[Sequence[int]], prefix: Sequence[int], progress: Progress = silent
-) -> tuple[Calibration, RangeReport]:
-    """Measure on texts and try the plan on the beginning of the longest. Raises UserError where a value leaves its bound."""
-    calibration = calibrate(decoder, texts, prefix, progress)
+def plan_and_check(
+    decoder: Decoder,
+    calibration: Calibration,
+    texts: Sequence[Sequence[int]],
+    prefix: Sequence[int],
+    progress: Progress = silent,
+) -> RangeReport:
+    """Try the plan of a calibration on the beginning of the longest text. Raises UserError where a value leaves its bound."""
     plan = plan_model(decoder.config, calibration)
-    return calibration, check_plan(decoder, calibration, plan, max(texts, key=len)[:_CHECKED], prefix, progress)
+    return check_plan(decoder, calibration, plan, max(texts, key=len)[:_CHECKED], prefix, progress)
 
 
 def _digest(model: ModelConfig, text: str) -> str:

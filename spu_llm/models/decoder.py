@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,18 @@ class Decoder:
         """The last norm: x [n, width] -> [n, width], ready for the output layer."""
         out: Any = self._final.apply({"params": params}, x)
         return out
+
+    def enter(self, x: jax.Array) -> jax.Array:
+        """What the first layer takes, from what the embedding gives: the same."""
+        return x
+
+    def layer(self, i: int) -> Callable:
+        """Layer i as a function of (params, x, cache, window)."""
+        return self.block
+
+    def kind(self, i: int) -> int:
+        """Layers of equal kinds are the same function."""
+        return 0
 
     @property
     def _block(self) -> nn.Module:

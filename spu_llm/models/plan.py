@@ -29,7 +29,7 @@ _LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keep
 _EXP_TOP = 14.0  # scores so far above their reference stay in the table, cut
 _SCORE_MARGIN = 1.25
 _LEAST_SUM = 0.05
-_LEAST_NORMALISED = 0.15  # of sums brought near 1: those below 1/4, the first segment, are multiplied by 4
+_LEAST_NORMALISED = 0.06  # of sums brought near 1: those below 1/4, the first segment, are multiplied by 4
 _SUM_MARGIN = 0.25
 _ACTIVATION_MARGIN = 1.3
 _LEAST_LOG_SUM = -3.5  # of sums over exp(reference) that the tables of one stage take
@@ -54,6 +54,12 @@ class TableSizes:
     def joined(self, other: TableSizes) -> TableSizes:
         """Sizes that serve both."""
         return TableSizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
+
+    @classmethod
+    def widest(cls, config: DecoderConfig) -> TableSizes:
+        """The largest tables there are."""
+        activations = {"opt": 1, "gpt2": len(_GELU)}.get(config.family, len(_SILU))
+        return cls(len(_NORM_SEGMENTS) - 1, len(_EXP_SEGMENTS) - 1, len(_SUM_SEGMENTS), activations - 1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def _merge(config: DecoderConfig, wanted: list[TableSizes], programs: int) -> di
     count = Counter(wanted)
 
     def cost(sizes: TableSizes, members: list[TableSizes]) -> float:
-        return sum(count[member] for member in members) * _expansion(config, sizes)
+        return sum(count[member] for member in members) * expanded_words(config, plan_of(config, sizes), _CONTEXT)
 
     while len(groups) > programs:
 
@@ -104,13 +110,18 @@ def _merge(config: DecoderConfig, wanted: list[TableSizes], programs: int) -> di
 _CONTEXT = 64  # cached positions that the work of softmax is weighed at
 
 
-def _expansion(config: DecoderConfig, sizes: TableSizes) -> float:
-    """Ring words of material a token and layer that depend on the sizes: what parties expand."""
-    return sum(count * table.words for count, table in looked_up(config, _block(config, sizes, None), _CONTEXT))
+def plan_of(config: DecoderConfig, sizes: TableSizes) -> BlockPlan:
+    """The tables of a layer without experts."""
+    return _block(config, sizes, None)
+
+
+def expanded_words(config: DecoderConfig, plan: BlockPlan, context: int) -> float:
+    """Ring words of tables that each party expands for one token of a layer."""
+    return sum(count * table.words for count, table in looked_up(config, plan, context))
 
 
 def dealer_bytes(config: DecoderConfig, plan: BlockPlan, context: int) -> float:
-    """Bytes of keys that the dealer sends each party for one token of a layer at `context` cached positions."""
+    """Bytes of tables' keys that the dealer sends each party for one token of a layer at `context` cached positions."""
     tables = looked_up(config, plan, context)
     return sum(count * key_bytes(table.depth, table.payload_words) for count, table in tables)
 
@@ -125,6 +136,9 @@ def looked_up(config: DecoderConfig, plan: BlockPlan, context: int) -> list[tupl
         found += [(heads * (context + 1), softmax.refinement.exp), (heads, softmax.refinement.log)]
     if plan.activation is not None:
         found.append((config.hidden, plan.activation))
+    if plan.routing is not None and config.experts is not None:
+        sums = [plan.routing.softmax.inverse, plan.routing.softmax.power]
+        found += [(config.experts, plan.routing.softmax.exp), *((1, table) for table in sums if table is not None)]
     return found
 
 

@@ -174,18 +174,15 @@ def _picked(table: Table, shift: int, c: np.ndarray, u: np.ndarray) -> np.ndarra
 
 @cache
 def _payloads(table: Table) -> np.ndarray:
-    """The dealer's payload for every place a mask can have in its segment: [2^place_bits, degree + 1]."""
+    """The dealer's payload for every place a mask can have in its segment: [2^place_bits, payload_words]."""
     return table.payload(np.arange(1 << table.place_bits))
 
 
 _SHORTCUTS: dict[Primitive, Callable] = {contract_p: _contract, scale_p: _scale, lookup_p: _lookup}
 
 
-@dataclass(frozen=True)
-class _Factor:
-    """The right factor of matrix products, [batch, inner, columns], in limbs: (its place in bits, float64, largest column sum)."""
-
-    limbs: list[tuple[int, np.ndarray, float]]
+Limbs = list[tuple[int, np.ndarray, float]]
+"""The right factor of matrix products, [batch, inner, columns], in limbs: (place in bits, float64, largest sum of a column)."""
 
 
 class Factors:
@@ -196,7 +193,7 @@ class Factors:
 
     def __init__(self) -> None:
         self._kept: dict[int, np.ndarray] = {}
-        self._prepared: dict[Any, _Factor] = {}
+        self._prepared: dict[Any, Limbs] = {}
 
     def keep(self, public: np.ndarray) -> None:
         """Take the public part of an operand, which tells it from others by where it lies in memory."""
@@ -218,25 +215,24 @@ class Factors:
         order = [*batch, *rows, *columns]
         return found.transpose([order.index(letter) for letter in out])
 
-    def _factor(self, y: Opened, order: list[int], batch: int, inner: int) -> _Factor:
+    def _factor(self, y: Opened, order: list[int], batch: int, inner: int) -> Limbs:
         address = _address(y.public)
-        key = (address, y.public.shape, tuple(order), batch, inner)
+        key = (address, y.public.shape, y.modulus, tuple(order), batch, inner)
         if key in self._prepared:
             return self._prepared[key]
         value = _signed(y).transpose(order)
         shape = value.shape
         flat = value.reshape(prod(shape[:batch]), prod(shape[batch : batch + inner]), -1)
-        limbs = [(at, limb, float(np.abs(limb).sum(1).max(initial=0))) for at, limb in _limbs(flat, _LIMB_BITS)]
-        factor = _Factor(limbs)
+        factor = [(at, limb, float(np.abs(limb).sum(1).max(initial=0))) for at, limb in _limbs(flat, _LIMB_BITS)]
         if address in self._kept:
             self._prepared[key] = factor
         return factor
 
 
-def _product(x: np.ndarray, factor: _Factor) -> np.ndarray:
+def _product(x: np.ndarray, factor: Limbs) -> np.ndarray:
     """x [batch, rows, inner] times the factor, modulo 2^64: every float64 sum stays below 2^53."""
     total: Any = 0
-    for at, limb, most in factor.limbs:
+    for at, limb, most in factor:
         bits = _EXACT_BITS - ceil(log2(most + 1))
         for place, part in _limbs(x, bits):
             if at + place < RING:

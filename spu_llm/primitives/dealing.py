@@ -42,15 +42,19 @@ class Request:
 
 @dataclass(eq=False)
 class Opened:
-    """A value x = public + hidden.share modulo 2^modulus. Everyone knows `public`, which is uniform given x."""
+    """A value x = public + hidden.share modulo 2^modulus. Everyone knows `public`, which is uniform given x.
+
+    whole: the shares of x, where these are what is kept of an operand that never changes.
+    """
 
     public: Any
     hidden: Hidden
     modulus: int = RING
+    whole: Any = None
 
     @property
     def share(self) -> Any:
-        return self.public + self.hidden.share
+        return self.public + self.hidden.share if self.whole is None else self.whole
 
 
 @dataclass(eq=False)
@@ -134,6 +138,8 @@ class Dealing:
 
         The public part is c >> shift and the hidden one mask >> shift: truncation that costs no opening of its own.
         """
+        if shift == 0 and "operand" in value.views:
+            return replace(value.views["operand"], modulus=modulus)
         c = yield from self.open(value)
         if shift not in value.views:
             assert value.mask is not None
@@ -188,7 +194,8 @@ class Dealt:
     """A function whose protocols run on correlated randomness. Call it with the material vector before its own arguments.
 
     Arguments and results are flat. `operands` says which arguments are masked operands, by name: such an argument is a pair
-    (opened value, shares of its mask). `keeps` says the same of the results. `tree` is the structure of the results.
+    (opened value, shares of the whole), or (opened value, shares of its mask) where a result, the operand grown, keeps its name.
+    `keeps` says which results are operands, pairs of the latter kind. `tree` is the structure of the results.
     With `checked` there is one more result: a share of 0 where every lookup's input was in range (see range_check.py).
     """
 
@@ -237,8 +244,10 @@ def _evaluate(dealt: Dealt, dealing: Dealing, args: Sequence[Any]) -> list[Any]:
     values: dict[Any, Value] = {}
     for i, (variable, arg) in enumerate(zip(closed.jaxpr.invars, args, strict=True)):
         if i in dealt.operands:
-            opened = Opened(arg[0], recorder.operand(dealt.operands[i], arg[1]))
-            values[variable] = Value.operand(opened)
+            name, (public, kept) = dealt.operands[i], arg
+            grows = name in dealt.keeps.values()
+            hidden = recorder.operand(name, kept if grows else kept - public)
+            values[variable] = Value.operand(Opened(public, hidden, whole=None if grows else kept))
         else:
             values[variable] = Value(arg)
     values |= {variable: Value(const) for variable, const in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
@@ -385,7 +394,8 @@ class _Schedule:
         """An opened operand in another shape: still opened."""
         move = _MOVES[step.primitive.name](step.params)
         hidden = self.dealing.recorder.follow(move, move(opened.hidden.share), opened.hidden)
-        return Value.operand(Opened(move(opened.public), hidden, opened.modulus))
+        whole = None if opened.whole is None else move(opened.whole)
+        return Value.operand(Opened(move(opened.public), hidden, opened.modulus, whole))
 
     def _advance(self, step: _Step, protocol: Generator, waiting: list[tuple[_Step, Generator]]) -> None:
         try:

@@ -18,6 +18,7 @@ from ..dealer.generator import message_bytes
 from ..dealer.material import Specification
 from ..errors import UserError
 from ..primitives.dealing import Dealing, Dealt, with_material
+from .ahead import Split, split
 from .program import Program, Slot
 from .session import Session
 from .supply import MATERIAL, LiveSupply, Run, Supply, offline
@@ -32,8 +33,9 @@ _VIOLATION = "violation"
 class OperandSlot:
     """An input (or output) of a program that is a masked operand: known to the dealer as `name` within the program.
 
-    A matrix that never changes keeps the shares of its mask `transposed`: SPU multiplies a public vector by shares of a
-    matrix six times faster that way round.
+    Of one that never changes the parties keep shares of the value itself, of one that grows (which the program also gives back)
+    shares of its mask. A matrix may have these `transposed`: SPU multiplies a public vector by shares of a matrix three times
+    faster that way round.
     """
 
     name: str
@@ -42,31 +44,33 @@ class OperandSlot:
 
     @property
     def slots(self) -> tuple[Slot, Slot]:
-        """The opened value, and the shares of its mask."""
+        """The opened value, and the shares of the value or of its mask."""
         shape = self.shape[::-1] if self.transposed else self.shape
         return Slot(self.shape, np.int64, public=True), Slot(shape, np.int64)
 
 
 @dataclass(frozen=True)
 class OperandName:
-    """A masked operand in a session: its opened value and the shares of its mask are variables derived from `name`."""
+    """A masked operand in a session: its opened value and the shares that go with it are variables derived from `name`."""
 
     name: str
 
     @property
     def variables(self) -> tuple[str, str]:
-        return f"{self.name}.opened", f"{self.name}.mask"
+        return f"{self.name}.opened", f"{self.name}.share"
 
 
 @dataclass(frozen=True)
 class DealtProgram:
-    """A compiled program together with the material one run of it takes."""
+    """A compiled program together with the material one run of it takes, and the part of it that is run ahead, if any."""
 
     program: Program
     specification: Specification
     leaves: tuple[Any, ...]
     keeps: dict[int, str]
     tree: Any
+    ahead: Program | None = None
+    parts: Split | None = None
 
     @property
     def dealer_bytes(self) -> int:
@@ -83,11 +87,12 @@ class Assisted:
         self._masked: set[str] = set()
         self._violation = [np.zeros((), np.int64)] * len(session.parties)
 
-    def mask_operand(self, name: str, value: np.ndarray, owner: str, transposed: bool = False) -> OperandName:
-        """Make ring integers known to `owner` a masked operand: value - mask becomes public, the mask stays with the owner.
+    def mask_operand(self, name: str, value: np.ndarray, owner: str, transposed: bool = False, grows: bool = False) -> OperandName:
+        """Make ring integers known to `owner` a masked operand: value - mask becomes public, the value stays with the owner.
 
-        The mask comes from the key the owner shares with the dealer; the owner sends 8 bytes an element. No other party
-        learns anything of the value. A name is masked once: another value under one mask would give away the difference.
+        Of an operand that `grows` (cache rows: programs give it back with more of them) the mask stays there instead. The mask
+        comes from the key the owner shares with the dealer; the owner sends 8 bytes an element. No other party learns anything
+        of the value. A name is masked once: another value under one mask would give away the difference.
         """
         if name in self._masked:
             raise ValueError(f"operand {name} was masked before; a changed value needs a new name")
@@ -97,7 +102,8 @@ class Assisted:
         operand = OperandName(name)
         opened, hidden = operand.variables
         self.session.publish_from(opened, value - mask, owner)
-        share = mask.T if transposed else mask
+        own = mask if grows else value
+        share = own.T if transposed else own
         self.session.place(hidden, [share if party.rank == rank else np.zeros_like(share) for party in self.session.parties])
         return operand
 
@@ -113,12 +119,32 @@ class Assisted:
         kept = {i: leaf.name for i, leaf in enumerate(keeps) if leaf is not None}
         with enable_x64():
             dealt = with_material(lambda *flat: function(*jax.tree_util.tree_unflatten(tree, flat)), shapes, operands, kept, True)
-        material = Slot((dealt.specification.words,), np.int64)
-        slots = [leaf.slots if isinstance(leaf, OperandSlot) else leaf for leaf in leaves]
+        slots = (Slot((dealt.specification.words,), np.int64), *(_slots(leaf) for leaf in leaves))
         turned = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, OperandSlot) and leaf.transposed)
-        program = self.session.compile(name, DealtCall(dealt, turned), (material, *slots))
+        call: Callable = DealtCall(dealt, turned)
+        parts = self._split(call, slots, leaves, kept) if self.session.runs_ahead else None
+        ahead = None
+        if parts is not None:
+            flat = jax.tree_util.tree_leaves(slots)
+            ahead = self.session.compile(f"{name}, ahead", parts.ahead, tuple(flat[i] for i in parts.known))
+            check_trust(ahead)
+            call, slots = parts.rest, (*parts.between, *flat)
+        program = self.session.compile(name, call, slots)
         check_trust(program)
-        return DealtProgram(program, dealt.specification, tuple(leaves), kept, dealt.tree)
+        return DealtProgram(program, dealt.specification, tuple(leaves), kept, dealt.tree, ahead, parts)
+
+    @staticmethod
+    def _split(call: Callable, slots: tuple, leaves: Sequence[Any], kept: Mapping[int, str]) -> Split | None:
+        """Known ahead are the material and operands that never change."""
+        flat, tree = jax.tree_util.tree_flatten(slots)
+        static = (isinstance(leaf, OperandSlot) and leaf.name not in kept.values() for leaf in leaves)
+        known = [True, *(early for early, slot in zip(static, slots[1:], strict=True) for _ in jax.tree_util.tree_leaves(slot))]
+
+        def function(*args: Any) -> Any:
+            return call(*jax.tree_util.tree_unflatten(tree, args))
+
+        with enable_x64():
+            return split(function, flat, known)
 
     def run(self, dealt: DealtProgram, arguments: Any, results: Any, publics: Mapping[str, int] | None = None) -> None:
         """Provide material for one run and run it. Operands are named by `OperandName`s in both trees of names."""
@@ -127,8 +153,15 @@ class Assisted:
         operands = {slot: name.name for slot, name in zip(slots, names, strict=True) if slot is not None}
         keeps = {slot: results[i].name for i, slot in dealt.keeps.items()}
         self._supply.provide(self.session, Run(dealt.specification, operands, keeps, publics or {}))
+        arguments = (MATERIAL, *map(_variables, names))
         outputs = [*map(_variables, results), _VIOLATION]
-        self.session.run(dealt.program, (MATERIAL, *map(_variables, names)), outputs)
+        if dealt.ahead is not None and dealt.parts is not None:
+            flat = jax.tree_util.tree_leaves(arguments)
+            made = [f"{MATERIAL}.{i}" for i in range(len(dealt.parts.between))]
+            with self.session.phase(offline(self.session.current_phase)):
+                self.session.run(dealt.ahead, tuple(flat[i] for i in dealt.parts.known), made)
+            arguments, outputs = (*made, *flat), jax.tree_util.tree_leaves(outputs)
+        self.session.run(dealt.program, arguments, outputs)
         self._violation = [a + b for a, b in zip(self._violation, self.session.words(_VIOLATION), strict=True)]
 
     def check_ranges(self) -> None:
@@ -145,6 +178,10 @@ class Assisted:
                 "range check: a value left its table during this pass, so its result is void; calibrate on text like this one "
                 "(calibration in the model's config), or give the model a prefix that takes its outliers"
             )
+
+
+def _slots(leaf: Any) -> Any:
+    return leaf.slots if isinstance(leaf, OperandSlot) else leaf
 
 
 def _names(tree: Any) -> list[Any]:

@@ -124,6 +124,8 @@ class EmulatedSession(Session):
     full, tables and all.
     """
 
+    runs_ahead = False
+
     def __init__(self, supply: Masks, shortcuts: bool = True):
         self.protocol = ProtocolConfig()
         self.phases = defaultdict(Phase)

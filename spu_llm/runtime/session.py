@@ -67,6 +67,9 @@ class Session:
     itself sends (shares of inputs and outputs).
     """
 
+    runs_ahead = True
+    """Whether it gains by doing ahead of an input what can be done (see ahead.py)."""
+
     def __init__(self, protocol: ProtocolConfig):
         self.protocol = protocol
         self.phases: dict[str, Phase] = defaultdict(Phase)

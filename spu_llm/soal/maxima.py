@@ -18,21 +18,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, log2
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from ..models.calibration import Calibration
+from ..models.calibration import Calibration, Reference
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.plan import plan_model
 from ..models.trace import MASKED, Sequenced, embedded, sequences, trace_layer, traced_params
 from ..progress import Progress, silent
 
-Name = Literal["sink", "learned", "maxima"]
 _MAXIMUM = 3  # messages of one maximum of scores (docs/protocols.md)
 _REFINEMENT = 2  # messages that a refined reference adds to a layer
 _REACH = 12.0  # how far above its reference a score may be: a refined one looks up exp of half of that, right up to 6
@@ -65,19 +64,24 @@ class ScoreReference:
 class Choice:
     """The reference to use, the messages that each would add to a pass through all layers, and why others cannot be used."""
 
-    reference: Name
-    messages: dict[Name, int]
-    refused: dict[Name, str]
+    reference: Reference
+    messages: dict[Reference, int]
+    refused: dict[Reference, str]
 
 
 @dataclass(frozen=True)
 class MaximaReport:
-    """Measured over `rows` positions of text after the prefix, prefix positions left out; `positions` are compared by `maxima`."""
+    """Measured over `rows` positions of text after the prefix, prefix positions left out; `positions` are compared by `maxima`.
+
+    Ranges are also over tokens that a text may begin with. learned_relative, learned_log_sum: those of the learned references.
+    """
 
     rows: int
     positions: int
     maxima: ScoreReference
     sink: ScoreReference
+    learned_relative: Pairs
+    learned_log_sum: Pairs
     choice: Choice
 
 
@@ -94,10 +98,15 @@ def measure_maxima(
     prefix: Sequence[int],
     calibration: Calibration,
     progress: Progress = silent,
+    firsts: Sequence[int] = (),
 ) -> MaximaReport:
-    """Run texts through the model in plaintext, layer by layer, each after `prefix`. Raises UserError where no reference fits."""
+    """Run texts, and tokens that they may begin with, through the model in plaintext, layer by layer, each after `prefix`.
+
+    `calibration` is of the same. Raises UserError where no reference fits the tables.
+    """
     config = decoder.config
-    parts = list(sequences(prefix, texts))
+    of_text = list(sequences(prefix, texts))
+    parts = [*of_text, *sequences(prefix, [[token] for token in firsts])]
     states, columns = [embedded(decoder, part) for part in parts], [_columns(part) for part in parts]
     step = jax.jit(partial(_measured, config))
     found: list[dict[str, dict[str, np.ndarray]]] = []
@@ -107,9 +116,18 @@ def measure_maxima(
             states[i], rows = step(layer, states[i], part.places, columns[i])
             seen.append(jax.tree_util.tree_map(lambda value, kept=part.kept: np.asarray(value)[kept], rows))
         found.append(jax.tree_util.tree_map(lambda *values: np.concatenate(values), *seen))
-    maxima, sink = (_reference([layer[name] for layer in found]) for name in ("maxima", "sink"))
+    rows = sum(map(len, texts))
+    maxima, sink = (_reference([layer[name] for layer in found], rows) for name in ("maxima", "sink"))
     compared = len(prefix) + 3
-    return MaximaReport(sum(map(len, texts)), compared, maxima, sink, choose(config, calibration, maxima, sink, compared))
+    return MaximaReport(
+        rows=rows,
+        positions=compared,
+        maxima=maxima,
+        sink=sink,
+        learned_relative=tuple(layer.relative for layer in calibration.layers),
+        learned_log_sum=tuple(layer.log_sum for layer in calibration.layers),
+        choice=choose(config, calibration, maxima, sink, compared),
+    )
 
 
 def choose(config: DecoderConfig, calibration: Calibration, maxima: ScoreReference, sink: ScoreReference, positions: int) -> Choice:
@@ -117,10 +135,10 @@ def choose(config: DecoderConfig, calibration: Calibration, maxima: ScoreReferen
 
     `maxima` takes a tree of comparisons of `positions` scores. Raises UserError, with the reason, where none fits.
     """
-    a_layer: dict[Name, int] = {"sink": 0, "learned": 0, "maxima": _MAXIMUM * ceil(log2(positions))}
+    a_layer: dict[Reference, int] = {"sink": 0, "learned": 0, "maxima": _MAXIMUM * ceil(log2(positions))}
     scores = {"sink": sink, "maxima": maxima}
-    messages: dict[Name, int] = {}
-    refused: dict[Name, str] = {}
+    messages: dict[Reference, int] = {}
+    refused: dict[Reference, str] = {}
     for name, own in a_layer.items():
         ranged = by_reference(calibration, name, scores[name]) if name in scores else calibration
         try:
@@ -144,10 +162,18 @@ def _within_reach(calibration: Calibration) -> Calibration:
     return calibration
 
 
-def by_reference(calibration: Calibration, name: Name, reference: ScoreReference) -> Calibration:
+def by_reference(calibration: Calibration, name: Reference, reference: ScoreReference) -> Calibration:
     """The calibration with the ranges that softmax has under a score as its reference."""
     pairs = zip(calibration.layers, reference.relative, reference.log_sum, strict=True)
     return replace(calibration, layers=tuple(replace(layer, relative=r, log_sum=s) for layer, r, s in pairs), reference=name)
+
+
+def by_choice(calibration: Calibration, report: MaximaReport) -> Calibration:
+    """The calibration, which is by learned references, by the reference that was chosen."""
+    name = report.choice.reference
+    if name == "learned":
+        return calibration
+    return by_reference(calibration, name, report.maxima if name == "maxima" else report.sink)
 
 
 def conformant(part: Sequenced) -> np.ndarray:
@@ -184,10 +210,11 @@ def _measured(config: DecoderConfig, layer: dict[str, Any], x: jax.Array, places
     return x, {"maxima": against(maxima), "sink": against(sink)}
 
 
-def _reference(layers: list[dict[str, np.ndarray]]) -> ScoreReference:
+def _reference(layers: list[dict[str, np.ndarray]], rows: int) -> ScoreReference:
+    """Coverage and misses of the first `rows`, which are text; ranges of all."""
     return ScoreReference(
-        tuple(tuple(np.mean(layer["miss"] <= 0, axis=0).tolist()) for layer in layers),
-        tuple(tuple(np.max(layer["miss"], axis=0).tolist()) for layer in layers),
+        tuple(tuple(np.mean(layer["miss"][:rows] <= 0, axis=0).tolist()) for layer in layers),
+        tuple(tuple(np.max(layer["miss"][:rows], axis=0).tolist()) for layer in layers),
         tuple((float(layer["low"].min()), float(layer["miss"].max())) for layer in layers),
         tuple((float(layer["log_sum"].min()), float(layer["log_sum"].max())) for layer in layers),
     )

@@ -98,7 +98,7 @@ class Search:
             self._try(self.given, everything=True)
         trial, cases = self._try(())
         start = self.activations.decoder.config.start_token
-        if not trial.frees and start is not None:
+        if not trial.frees and start is not None and self.longest:
             trial, cases = self._try((start,))
         while not trial.frees and len(trial.prefix) < self.longest:
             if trial.vocabulary is None:

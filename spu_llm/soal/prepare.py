@@ -19,7 +19,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..models.cache import LayerCache, cache_shape
-from ..models.calibration_file import calibrate_and_check, read_passages
+from ..models.calibration import calibrate
+from ..models.calibration_file import plan_and_check, read_passages
 from ..models.checkpoint import load_checkpoint
 from ..models.config import DecoderConfig
 from ..models.decoder import FAMILIES, Decoder
@@ -28,7 +29,7 @@ from ..models.plain import PlainDecoder
 from ..models.source import ModelConfig, cache_folder, content_digest
 from ..models.tokenizer import Tokenizer
 from ..progress import Progress, silent
-from .maxima import measure_maxima
+from .maxima import by_choice, measure_maxima
 from .prefix import Search, Trial
 from .prepared import VERSION, Facts, Prepared, SpecialReport
 from .special import Activations
@@ -68,8 +69,11 @@ def prepare(model: ModelConfig, rule: Rule, progress: Progress = silent) -> Prep
     activations = Activations(decoder, _kept(identity, rule), progress)
     special = find_prefix(activations, tokenizer, (text, texts), rule, model.prefix)
     prefix = special.chosen.prefix
-    calibration, ranges = calibrate_and_check(decoder, texts, prefix, progress)
-    maxima = measure_maxima(decoder, texts, prefix, calibration, progress)
+    firsts = range(decoder.config.vocabulary)
+    learned = calibrate(decoder, texts, prefix, progress, firsts)
+    maxima = measure_maxima(decoder, texts, prefix, learned, progress, firsts)
+    calibration = by_choice(learned, maxima)
+    ranges = plan_and_check(decoder, calibration, texts, prefix, progress)
     facts = Facts(
         model=model.name,
         checkpoint=identity,

@@ -22,9 +22,9 @@ from safetensors.numpy import save
 
 from ..errors import UserError
 from ..models.cache import LayerCache
-from ..models.calibration import Calibration, LayerRanges
+from ..models.calibration import Calibration, LayerRanges, Reference
 from ..models.plan_check import RangeReport
-from .maxima import MaximaReport, Name
+from .maxima import MaximaReport
 from .prefix import Trial
 
 VERSION = 1
@@ -49,7 +49,10 @@ class SpecialReport:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the file says in JSON. checkpoint, text: SHA-256 of the model's files and of the calibration text."""
+    """What the file says in JSON. checkpoint, text: SHA-256 of the model's files and of the calibration text.
+
+    layers: ranges under the chosen reference, over text and every token right after the prefix; tokens: of the text.
+    """
 
     model: str
     checkpoint: str
@@ -69,7 +72,7 @@ class Facts:
 class Prepared:
     """A model made ready. prefix_rows: each layer's keys and values [prefix, kv_heads, head_width] of the prefix.
 
-    `calibration` and `ranges` are for the learned reference; `maxima.by_reference` turns it into that of another.
+    references: the learned ones, whichever reference was chosen; `calibration` and `ranges` are for the chosen one.
     """
 
     facts: Facts
@@ -82,14 +85,15 @@ class Prepared:
 
     @property
     def calibration(self) -> Calibration:
-        return Calibration(self.facts.layers, self.references, self.facts.final_squares, self.facts.tokens)
+        facts = self.facts
+        return Calibration(facts.layers, self.references, facts.final_squares, facts.tokens, self.reference)
 
     @property
     def ranges(self) -> RangeReport:
         return self.facts.ranges
 
     @property
-    def reference(self) -> Name:
+    def reference(self) -> Reference:
         """What stands for softmax's maximum."""
         return self.facts.maxima.choice.reference
 

@@ -26,7 +26,6 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 def summary(prepared: Prepared) -> dict[str, Any]:
     """Everything but the arrays that a run needs, as JSON takes it."""
     facts, special, maxima = prepared.facts, prepared.facts.special, prepared.facts.maxima
-    learned = facts.layers
     return {
         "model": facts.model,
         "checkpoint_sha256": facts.checkpoint,
@@ -43,8 +42,8 @@ def summary(prepared: Prepared) -> dict[str, Any]:
         "conformant": {"positions": maxima.positions, **_score(maxima.maxima)},
         "sink": _score(maxima.sink),
         "learned": {
-            "relative": _span([layer.relative for layer in learned]),
-            "log_sum": _span([layer.log_sum for layer in learned]),
+            "relative": _span(maxima.learned_relative),
+            "log_sum": _span(maxima.learned_log_sum),
         },
         "reference": prepared.reference,
         "messages_a_pass": maxima.choice.messages,

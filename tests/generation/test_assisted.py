@@ -1,82 +1,166 @@
-"""Decoding by dealer protocols against plaintext: families, several tokens at once, roll back, and what it opens."""
+"""Decoding by dealer protocols against plaintext: families, several tokens at once, passes, roll back, and what it opens."""
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import CONFIGS, GPT2, LLAMA, OPT, write_checkpoint
+from conftest import GPT2, LLAMA, OPT, write_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from spu_llm.bench.layer import LayerShape
 from spu_llm.errors import UserError
 from spu_llm.generation import AssistedDecoder
+from spu_llm.generation import assisted as module
+from spu_llm.generation.secure import fitting_window
 from spu_llm.models import PlainDecoder, load_checkpoint
 from spu_llm.models.calibration import calibrate
 from spu_llm.runtime import ProtocolConfig, Session
 
 PROMPT = [5, 17, 96, 2, 40]
 PREFIX = (7, 8)
-ONE_HEAD = LLAMA | {"num_attention_heads": 1, "num_key_value_heads": 1}
-UNTIED = LLAMA | {"tie_word_embeddings": False, "num_hidden_layers": 1}
+TWO_LAYERS = LLAMA
+ONE_HEAD = LLAMA | {"num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": False, "num_hidden_layers": 1}
+GPT2_LAYER = GPT2 | {"n_layer": 1}
+OPT_LAYER = OPT | {"num_hidden_layers": 1}
 ERROR = 0.05
 
 
-def both(decoder, capacity=20, seed=0, ring="FM64"):
-    """A session with an assisted decoder set up in it, and the plaintext decoder at the same position."""
-    random = np.random.default_rng(seed)
+def calibrated(decoder):
+    random = np.random.default_rng(0)
     texts = [random.integers(0, decoder.config.vocabulary, length).tolist() for length in [18] * 30 + [2] * 30]
+    return calibrate(decoder, texts, PREFIX)
+
+
+def both(decoder, calibration=None, capacity=20, ring="FM64"):
+    """A session with an assisted decoder set up in it, and the plaintext decoder at the same position."""
     session = Session(ProtocolConfig(ring=ring))
-    assisted = AssistedDecoder(session, decoder, calibrate(decoder, texts, PREFIX), capacity, PREFIX)
+    assisted = AssistedDecoder(session, decoder, calibration or calibrated(decoder), capacity, PREFIX)
     assisted.set_up()
     plain = PlainDecoder(decoder, capacity)
     plain.advance(PREFIX)
     return session, assisted, plain
 
 
-@pytest.mark.parametrize("config", [*CONFIGS.values(), ONE_HEAD, UNTIED], ids=lambda c: f"{c['model_type']}")
-def test_logits_equal_plaintext(config, tmp_path):
-    decoder = load_checkpoint(write_checkpoint(tmp_path / "model", config)).decoder
-    session, assisted, plain = both(decoder)
+def loaded(config, tmp_path):
+    return load_checkpoint(write_checkpoint(tmp_path / "model", config)).decoder
+
+
+def off(assisted, plain, tokens, last_only=False):
+    """By how much the logits of the same tokens differ at most."""
+    found, want = assisted.advance(tokens, last_only), plain.advance(tokens)
+    want = want[-1:] if last_only else want
+    assert found.shape == want.shape
+    return np.abs(found - want).max()
+
+
+@pytest.mark.parametrize(
+    ("config", "messages"),
+    [(GPT2_LAYER, 15), (TWO_LAYERS, 16), (ONE_HEAD, 16), (OPT_LAYER, 17)],
+    ids=["gpt2", "llama", "one head, untied", "opt"],
+)
+def test_logits_equal_plaintext(config, messages, tmp_path):
+    """Many tokens or one, after any others; messages are those of the openings, whatever the number of tokens."""
+    session, assisted, plain = both(loaded(config, tmp_path))
     with session:
-        for tokens in (PROMPT, [11], [12, 13, 14]):
-            found, want = assisted.advance(tokens, last_only=False), plain.advance(tokens)
-            assert found.shape == want.shape
-            assert np.abs(found - want).max() < ERROR
+        for name, tokens in (("five", PROMPT), ("one", [11]), ("again", PROMPT[::-1])):
+            with session.phase(name):
+                assert off(assisted, plain, tokens) < ERROR
         assisted.roll_back(8)
         plain.length = 8
-        assert np.abs(assisted.advance([50])[-1] - plain.advance([50])[-1]).max() < ERROR
+        assert off(assisted, plain, [50]) < ERROR
         with pytest.raises(ValueError, match="roll back"):
             assisted.roll_back(1)
+    expected = 10  # embedding and output layer: ids, logits, and 8 openings
+    for block in assisted.plan.blocks:
+        expected += messages + (2 if block.softmax.refinement is None else 4)
+    assert [session.phases[name].messages for name in ("five", "one", "again")] == [expected] * 3
 
 
-@pytest.mark.parametrize(("config", "messages"), [(GPT2, 19), (LLAMA, 20), (OPT, 21)], ids=["gpt2", "llama", "opt"])
-def test_messages_are_those_of_the_openings(config, messages, tmp_path):
-    decoder = load_checkpoint(write_checkpoint(tmp_path / "model", config)).decoder
-    session, assisted, _ = both(decoder)
+def test_layers_have_tables_of_their_own(tmp_path):
+    """One layer's ranges do not widen the other's tables; each has a program."""
+    decoder = loaded(TWO_LAYERS, tmp_path)
+    calibration = calibrated(decoder)
+    first, second = calibration.layers
+    wide = dataclasses.replace(second, relative=(-60.0, 11.0), activation=(-25.0, 12.0))
+    session, assisted, plain = both(decoder, dataclasses.replace(calibration, layers=(first, wide)))
     with session:
-        with session.phase("one"):
-            assisted.advance([3])
-        with session.phase("five"):
-            assisted.advance(PROMPT)
-    expected = messages * decoder.config.layers + 10  # embedding and output layer: ids, logits, and 8 openings
-    assert session.phases["one"].messages == session.phases["five"].messages == expected
+        assert assisted.plan.blocks[0] is not assisted.plan.blocks[1]
+        assert off(assisted, plain, [5]) < ERROR
+        assert off(assisted, plain, [17]) < ERROR
 
 
-def test_a_layer_out_of_scale_ends_in_an_error(tmp_path):
-    decoder = load_checkpoint(write_checkpoint(tmp_path / "model", LLAMA)).decoder
-    texts = [np.random.default_rng(0).integers(0, 97, 18).tolist() for _ in range(30)]
-    calibration = calibrate(decoder, texts, PREFIX)
+def test_a_prompt_in_passes(tmp_path, monkeypatch):
+    """Logits are those of one pass, of the last token or of all; a failing pass takes back those before it."""
+    monkeypatch.setattr(module, "_PASS", 2)
+    session, assisted, plain = both(loaded(TWO_LAYERS, tmp_path))
+    with session:
+        assert assisted.passes(5) == [2, 2, 1]
+        with session.phase("prompt"):
+            assert off(assisted, plain, PROMPT, last_only=True) < ERROR
+        assert assisted.length == 7
+        assert off(assisted, plain, PROMPT[:4]) < ERROR
+        assisted.roll_back(4)
+        plain.length = 4
+        with monkeypatch.context() as patch:
+            run, sizes = assisted.run_layers, []
+
+            def failing(n):
+                sizes.append(n)
+                if len(sizes) == 2:
+                    raise UserError("the second pass fails")
+                run(n)
+
+            patch.setattr(assisted, "run_layers", failing)
+            with pytest.raises(UserError, match="the second pass fails"):
+                assisted.advance(PROMPT)
+            assert (sizes, assisted.length) == ([2, 2], 4)
+        assert off(assisted, plain, [90, 3, 41]) < ERROR
+        assert assisted.length == 7
+    layers = sum(16 + (2 if block.softmax.refinement is None else 4) for block in assisted.plan.blocks)
+    assert session.phases["prompt"].messages == 3 * (3 + layers) + 7  # each pass embeds and runs layers, the last gives logits
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    start=st.integers(0, 300), count=st.integers(1, 300), most=st.sampled_from([1, 7, 64]), scores=st.sampled_from([1, 1000, 9000]),
+)  # fmt: skip
+def test_passes_are_as_large_as_memory_allows(start, count, most, scores):
+    """All tokens in order, none of them in a pass of more than `most` or of more scores than fit, unless it is one token's."""
+    config = LayerShape("gpt2", 16, 4, 4, 16, 599).config()
+    decoder = SimpleNamespace(decoder=SimpleNamespace(config=config), length=start, capacity=600)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PASS", most)
+        patch.setattr(module, "_SCORES", scores)
+        sizes = AssistedDecoder.passes(decoder, count)
+    assert sum(sizes) == count and 1 <= min(sizes) and max(sizes) <= most
+
+    def looked_up(at, size):
+        return 4 * size * fitting_window(config, at, size, 600).mask.shape[1]
+
+    for i, size in enumerate(sizes):
+        at = start + sum(sizes[:i])
+        assert size == 1 or looked_up(at, size) <= scores
+        assert i == len(sizes) - 1 or size == most or looked_up(at, size + 1) > scores
+
+
+def test_a_layer_out_of_scale_ends_in_an_error(tmp_path, monkeypatch):
+    """Also if it was in a pass before the one that gives the logits."""
+    monkeypatch.setattr(module, "_PASS", 1)
+    decoder = loaded(ONE_HEAD, tmp_path)
+    calibration = calibrated(decoder)
     scaled = copy.deepcopy(decoder.params)
-    scaled["layers"][0]["down"]["kernel"] = 100 * scaled["layers"][0]["down"]["kernel"]
-    with Session(ProtocolConfig()) as session:
-        assisted = AssistedDecoder(session, dataclasses.replace(decoder, params=scaled), calibration, 20, PREFIX)
-        assisted.set_up()
+    scaled["layers"][0]["qkv"]["kernel"] = 100 * scaled["layers"][0]["qkv"]["kernel"]
+    session, assisted, _ = both(dataclasses.replace(decoder, params=scaled), calibration)
+    with session:
         with pytest.raises(UserError, match="range check"):
-            assisted.advance([3])
+            assisted.advance([3, 4])
         assert assisted.length == len(PREFIX)
 
 
 def test_the_128_bit_ring_gives_the_same(tmp_path):
-    decoder = load_checkpoint(write_checkpoint(tmp_path / "model", GPT2)).decoder
-    session, assisted, plain = both(decoder, ring="FM128")
+    session, assisted, plain = both(loaded(GPT2_LAYER, tmp_path), ring="FM128")
     with session:
-        assert np.abs(assisted.advance(PROMPT, last_only=False) - plain.advance(PROMPT)).max() < ERROR
+        assert off(assisted, plain, PROMPT) < ERROR

@@ -113,7 +113,7 @@ class Decoding:
         self.shape, self.queries, self.random = (capacity, groups, d), queries, np.random.default_rng(0)
         self.kept = [np.zeros(self.shape), np.zeros(self.shape)]
         for name in ("keys", "values"):
-            self.assisted.mask_operand(name, np.zeros(self.shape, np.int64), "owner")
+            self.assisted.mask_operand(name, np.zeros(self.shape, np.int64), "owner", grows=True)
 
     def step(self, n, start, length=None):
         """(what n tokens from `start` on attend to, the same in float64, cost): new random queries, keys, values.

@@ -78,11 +78,11 @@ WILD = replace(CALM, layers=tuple(replace(layer, relative=(-400.0, 3.0)) for lay
 @pytest.mark.parametrize(
     ("sink", "learned", "maxima", "chosen", "messages"),
     [
-        (FITS, CALM, FITS, "sink", {"sink": 0, "learned": 0, "maxima": 12}),
-        (TOO_FAR, CALM, FITS, "learned", {"learned": 0, "maxima": 12}),
-        (REFINED, CALM, FITS, "learned", {"sink": 4, "learned": 0, "maxima": 12}),
-        (REFINED, WILD, FITS, "sink", {"sink": 4, "maxima": 12}),
-        (TOO_LOW, WILD, FITS, "maxima", {"maxima": 12}),
+        (FITS, CALM, FITS, "sink", {"sink": 0, "learned": 0, "maxima": 18}),
+        (TOO_FAR, CALM, FITS, "learned", {"learned": 0, "maxima": 18}),
+        (REFINED, CALM, FITS, "learned", {"sink": 4, "learned": 0, "maxima": 18}),
+        (REFINED, WILD, FITS, "sink", {"sink": 4, "maxima": 18}),
+        (TOO_LOW, WILD, FITS, "maxima", {"maxima": 18}),
     ],
 )
 def test_the_cheapest_that_fits_is_chosen(sink, learned, maxima, chosen, messages, checkpoints):
@@ -99,3 +99,14 @@ def test_none_fits(checkpoints):
         choose(config, WILD, TOO_LOW, TOO_FAR, 5)
     assert by_reference(CALM, "maxima", FITS).layers[1].relative == (-20.0, 2.0)
     assert by_reference(CALM, "maxima", FITS).layers[1].activation == CALM.layers[1].activation
+
+
+def test_first_tokens_count_in_the_ranges_only(checkpoints):
+    decoder = load_checkpoint(checkpoints["gpt2"]).decoder
+    alone, both = (measure_maxima(decoder, TEXTS[:1], PREFIX, CALM, firsts=firsts) for firsts in ((), range(97)))
+    assert both.maxima.coverage == alone.maxima.coverage and both.sink.miss == alone.sink.miss
+    largest = [pair[1] for pair in both.sink.log_sum]
+    assert all(b >= a for a, b in zip((pair[1] for pair in alone.sink.log_sum), largest, strict=True))
+    whole = measure_maxima(decoder, [TEXTS[0], *([token] for token in range(97))], PREFIX, CALM)
+    np.testing.assert_allclose(largest, [pair[1] for pair in whole.sink.log_sum], rtol=1e-4)
+    assert both.learned_log_sum == ((-1.0, 4.0),) * 2

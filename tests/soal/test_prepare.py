@@ -19,6 +19,7 @@ from spu_llm.models import PlainDecoder, load_checkpoint
 from spu_llm.models.calibration import calibrate
 from spu_llm.models.calibration_file import read_passages
 from spu_llm.models.source import content_digest
+from spu_llm.soal.maxima import by_reference, measure_maxima
 from spu_llm.soal.prepare import Rule, default_path, refuse_encoder
 from spu_llm.soal.prepared import load_prepared
 
@@ -50,7 +51,11 @@ def test_the_file_holds_what_its_parts_measure(prepared):
     found = load_prepared(file, content_digest(model.locate()))
     assert found.prefix == (13,) and found.facts.special.chosen.frees
     _, texts = read_passages(model, checkpoint)
-    want = calibrate(checkpoint.decoder, [text[:60] for text in texts], (13,))
+    texts, firsts = [text[:60] for text in texts], range(97)
+    learned = calibrate(checkpoint.decoder, texts, (13,), firsts=firsts)
+    maxima = measure_maxima(checkpoint.decoder, texts, (13,), learned, firsts=firsts)
+    want = learned if found.reference == "learned" else by_reference(learned, found.reference, getattr(maxima, found.reference))
+    assert found.facts.maxima == maxima and found.calibration.reference == maxima.choice.reference
     assert found.calibration.layers == want.layers and found.calibration.final_squares == want.final_squares
     np.testing.assert_array_equal(found.calibration.references, want.references)
     plain = PlainDecoder(checkpoint.decoder, 4)

@@ -27,10 +27,11 @@ def a_file(prefix=(1, 0)):
     chosen = Trial(prefix, (1.0, 2.0), (3.0, 3.5), 0, 40, Scan((1.0, 2.0), (9.5, 3.0), 1, (worst,)))
     special = SpecialReport(8.0, (trial, chosen), chosen, ((90.0, 1.0),) * len(prefix), ((1.0, 1.0),) * 3, ((2.0, 1.0),) * 3)
     score = ScoreReference(((0.5, 1.0), (0.75, 1.0)), ((0.0, 0.25), (2.5, 0.0)), ((-9.0, 2.5),) * 2, ((0.0, 4.0),) * 2)
+    pairs = ((-9.0, 2.5),) * 2
     choice = Choice("learned", {"learned": 0, "maxima": 6}, {"sink": "too far"})
     facts = Facts(
         "tiny", "c" * 64, "t" * 64, prefix, "ab", (LAYER, replace(LAYER, router=(-2.0, 2.0))), (0.5, 8.0), 40,
-        RangeReport(1000, 0, "layer 1, lookup 3", 1.25), special, MaximaReport(40, 5, score, score, choice), 12.5,
+        RangeReport(1000, 0, "layer 1, lookup 3", 1.25), special, MaximaReport(40, 5, score, score, pairs, pairs, choice), 12.5,
     )  # fmt: skip
     references = tuple(random.standard_normal((6, 2)) for _ in range(2))
     rows = tuple(LayerCache(*random.standard_normal((2, len(prefix), 1, 4)).astype(np.float32)) for _ in range(2))
@@ -51,7 +52,7 @@ def test_round_trip(prefix, tmp_path):
         np.testing.assert_array_equal(got.values, want.values, strict=True)
     assert found.prefix == read_prefix(path) == prefix
     assert found.reference == "learned" and found.ranges.tightest == "layer 1, lookup 3"
-    assert found.calibration.layers[1].router == (-2.0, 2.0)
+    assert found.calibration.reference == "learned" and found.calibration.layers[1].router == (-2.0, 2.0)
     assert found.calibration.references[0] is found.references[0]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["tiny.soal"]

@@ -43,14 +43,18 @@ class Chain:
 
 def evaluate(x: Any, chain: Chain, scaled: bool = False) -> Any:
     """The function at each x. `scaled` x comes multiplied by `chain.scale`, say because the weights that make it are: a message less."""
-    y = (x if scaled or chain.scale == 1 else x * chain.scale) + chain.shift
-    values = [y]
+    values = squares(x, chain, scaled)
+    return weighted(values, chain.weights) + chain.offset if chain.weights else values[-1]
+
+
+def squares(x: Any, chain: Chain, scaled: bool = False) -> list[Any]:
+    """y_0 to y_k."""
+    values = [(x if scaled or chain.scale == 1 else x * chain.scale) + chain.shift]
     for constant in chain.constants:
-        y = y * y + constant
-        values.append(y)
-    return weighted(values, chain.weights) + chain.offset if chain.weights else y
+        values.append(values[-1] * values[-1] + constant)
+    return values
 
 
-def weighted(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """The sum of arrays times public numbers: one truncation for all of them, where a product each would take one each."""
+def weighted(values: Sequence[Any], weights: Any) -> Any:
+    """The sum of arrays times numbers: one truncation for all of them, where a product each would take one each."""
     return jnp.stack(values, axis=-1) @ jnp.asarray(weights, values[0].dtype)

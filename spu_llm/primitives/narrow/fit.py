@@ -23,7 +23,7 @@ Array = np.ndarray
 
 FILE = Path(__file__).with_name("coefficients.json")
 UNIT = 2.0**-18
-_STARTS, _REFINED = 240, 12
+_STARTS, _REFINED, _ROUNDED = 1500, 30, 3
 _LAWSON = 10
 _POINTS, _CHECKED = 160, 20001
 _LARGEST = 60.0  # of a weight or of a y: what is larger loses bits
@@ -77,7 +77,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     for name, cases in even.items():
         for high, levels in cases:
             yield name, Target(exact(name), _one, -high, high, levels, "even")
-    tails = {"silu_tail": ((16, 5), (32, 5), (64, 6)), "gelu_tail": ((8, 4), (16, 5)), "gelu_tanh_tail": ((8, 4), (16, 5))}
+    tails = {"silu_tail": ((32, 5), (48, 5), (64, 6)), "gelu_tail": ((16, 5), (32, 6)), "gelu_tanh_tail": ((16, 5), (32, 6))}
     for name, cases in tails.items():
         for high, levels in cases:
             yield name, Target(exact(name), _one, 0.0, high, levels, "free")
@@ -95,8 +95,8 @@ def fit(target: Target) -> Chain:
     """The best chain found. Deterministic."""
     problem = _Problem(target)
     starts = sorted(problem.starts(np.random.default_rng(0)), key=problem.start_error)[:_REFINED]
-    _, best = min((problem.refined(start) for start in starts), key=lambda pair: pair[0])
-    return problem.rounded(best)
+    found = sorted((problem.refined(start) for start in starts), key=lambda pair: pair[0])
+    return min((problem.rounded(theta) for _, theta in found[:_ROUNDED]), key=lambda chain: chain.error)
 
 
 class _Problem:
@@ -183,6 +183,8 @@ class _Problem:
     def rounded(self, theta: Array) -> Chain:
         """Scale first, with the rest fitted again; then the rest; then the weights by a linear program."""
         t = self.target
+        if theta[0] < 0:  # the same squares
+            theta = np.concatenate([-theta[:1 if t.kind == "even" else 2], theta[1 if t.kind == "even" else 2 :]])
         if t.kind == "power law":
             unit, theta = theta[0], np.append(1.0, theta[1:])
             moved = _Problem(replace(t, low=t.low * unit, high=t.high * unit))

@@ -1,0 +1,4 @@
+#!/bin/sh
+# Which tables SmolLM2's measured ranges choose, and what that saves. Run from the repository's root; takes a minute or two.
+set -eu
+spu-llm bench tables --model smollm2 --context 64 --quiet --json >experiments/soal_tables/result.json

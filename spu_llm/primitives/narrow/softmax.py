@@ -1,0 +1,104 @@
+"""Softmax at a cost that is constant in length but for one exponential a score: exp(score - reference) / sum.
+
+Any reference cancels in the quotient; it must be near the maximum, or the log of the sum, only as far as ranges go (SOAL). Hidden
+scores are replaced by 0 before exp and their weights by 0 after it, both by the public mask, so that what they hold does no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, exp, log, log2
+from typing import Any
+
+import jax.numpy as jnp
+
+from .chain import Chain
+from .exponential import exponential, exponential_plan
+from .maximum import largest
+from .pieces import Pieces
+from .reciprocal import reciprocal, reciprocal_plan
+
+_ROUNDED = 0.1  # of logs of sums near 1, for errors
+_LARGEST_SUM, _LEAST_SUM = 2.0**8, 2.0**-9  # beyond, the inverse of a sum, or the sum itself, has too few bits
+
+
+@dataclass(frozen=True)
+class SoftmaxPlan:
+    """exp: of score - reference - drop, or of half of it; inverse: of the sum of weights.
+
+    halved: where sums span too much, weights are the squares of exp((score - reference) / 2) over its sum, whose inverse this is.
+    Their sum lies between 1 / length and 1 whatever the reference missed. 2 k + 16 messages and 40 bytes a score more on SEMI2K.
+    """
+
+    exp: Chain
+    inverse: Pieces
+    drop: float = 0.0
+    halved: Pieces | None = None
+
+    @property
+    def scale(self) -> float:
+        """What `scaled` scores come multiplied by."""
+        return self.exp.scale * (1.0 if self.halved is None else 0.5)
+
+
+def softmax(scores: Any, mask: Any, reference: Any, plan: SoftmaxPlan) -> Any:
+    """Softmax over the last axis where the public `mask` is True; `reference` [..., 1] is what scores are taken relative to."""
+    weights = softmax_weights((scores - reference) * plan.scale, mask, plan)
+    return weights * inverse_sum(weights, plan)
+
+
+def softmax_weights(scaled: Any, mask: Any, plan: SoftmaxPlan) -> Any:
+    """What softmax is up to a factor, 0 where the mask is not, from scores less their reference, times `plan.scale`."""
+    kept = jnp.where(mask, scaled - plan.drop * plan.exp.scale if plan.drop else scaled, 0.0)
+    weights = jnp.where(mask, exponential(kept, plan.exp, scaled=True), 0.0)
+    if plan.halved is None:
+        return weights
+    normal = weights * _inverse_sum(weights, plan.halved)
+    return normal * normal
+
+
+def inverse_sum(weights: Any, plan: SoftmaxPlan) -> Any:
+    """1 / sum over the last axis, which stays with length 1."""
+    return _inverse_sum(weights, plan.inverse)
+
+
+def _inverse_sum(weights: Any, plan: Pieces) -> Any:
+    return reciprocal(jnp.sum(weights, axis=-1, keepdims=True), plan)
+
+
+def conformant_maximum(scores: Any, columns: Any) -> Any:
+    """The largest of a few scores of each row: scores [..., n, t], public columns [n, c] -> [..., n, 1].
+
+    Columns of the prefix, the first and the last two positions hold the row's maximum nearly always (SOAL); whatever t, the cost
+    is a tree of c - 1 comparisons.
+    """
+    index = jnp.broadcast_to(columns, (*scores.shape[:-1], columns.shape[-1]))
+    return largest(jnp.take_along_axis(scores, index, axis=-1, mode="promise_in_bounds"))
+
+
+def softmax_plan(relative: tuple[float, float], log_sum: tuple[float, float], length: int) -> SoftmaxPlan:
+    """For rows up to `length` of scores less their reference, and logs of the sum of their exponentials, in these ranges.
+
+    Raises ValueError where no plan reaches so far.
+    """
+    inverse, drop = _inverse(*log_sum)
+    if inverse is not None:
+        return SoftmaxPlan(exponential_plan(relative[0] - drop, relative[1] - drop), inverse, drop)
+    # the sum of square roots lies between the root of the sum and that of length times the sum
+    half = log_sum[0] / 2, (log_sum[1] + log(length)) / 2
+    halved, drop = _inverse(*half)
+    last, _ = _inverse(-log(length) - _ROUNDED, _ROUNDED)
+    if halved is None or last is None:
+        raise ValueError(f"sums of their exponentials from e^{log_sum[0]:.1f} to e^{log_sum[1]:.1f} over {length} scores span too much")
+    return SoftmaxPlan(exponential_plan(relative[0] / 2 - drop, relative[1] / 2 - drop), last, drop, halved)
+
+
+def _inverse(low: float, high: float) -> tuple[Pieces | None, float]:
+    """A plan for the inverse of sums, given their logs, and what to subtract from these; None where they span too much."""
+    drop = max(0.0, high - log(_LARGEST_SUM))
+    if low - drop < log(_LEAST_SUM):
+        return None, 0.0
+    least, largest_sum = exp(low - drop), exp(high - drop)
+    base = reciprocal_plan(1.0).chain
+    unit = 2.0 ** ceil(log2(base.low / least))
+    return Pieces(base, -1.0, reciprocal_plan(largest_sum * unit / base.low).steps, unit), drop
