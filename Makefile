@@ -7,7 +7,7 @@ demo: setup
 
 test: setup
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint:
 	$(BIN)/ruff check .

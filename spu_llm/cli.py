@@ -80,8 +80,9 @@ def fetch(model: str) -> None:
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="New tokens, at most.")
 @click.option(
     "--ops",
-    type=click.Choice(["plugin", "stock"]),
-    help="Whose operations.  [default: plugin with SEMI2K if the model has a calibration text, else stock]",
+    type=click.Choice(["plugin", "generic", "stock"]),
+    help="Whose operations; generic: SPU's, with narrowed functions.  [default: plugin with SEMI2K if the model has a calibration "
+    "text, else stock]",
 )
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))
@@ -174,7 +175,11 @@ bench.add_command(tables_command)
 @click.option("--experts-per-token", type=click.IntRange(1), help="Experts a token is given to (mixtral only).  [default: 2]")
 @click.option("--context", default=64, show_default=True, type=click.IntRange(1), help="Positions in the cache already.")
 @click.option(
-    "--ops", default="stock", show_default=True, type=click.Choice(["plugin", "stock"]), help="Whose operations; plugin runs both."
+    "--ops",
+    default="stock",
+    show_default=True,
+    type=click.Choice(["plugin", "generic", "stock"]),
+    help="Whose operations; generic: SPU's, functions narrowed. Those two run stock SPU too.",
 )
 @click.option("--protocol", default="SEMI2K", show_default=True, type=click.Choice(["SEMI2K", "ABY3", "CHEETAH"]))
 @click.option("--ring", default="FM64", show_default=True, type=click.Choice(["FM64", "FM128"]))

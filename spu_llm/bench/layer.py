@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import log
 from statistics import median
 from typing import Any
 
@@ -13,12 +16,22 @@ from jax.experimental import enable_x64
 
 from ..errors import UserError
 from ..models.cache import LayerCache, Window, cache_shape, window
+from ..models.calibration import LayerRanges
 from ..models.config import DecoderConfig
 from ..models.decoder import FAMILIES, Decoder, path_name
+from ..models.folded import fold_layer
+from ..models.narrow import narrow_layer
+from ..models.narrow_block import LayerPlan, block
+from ..primitives.narrow.activation import activation_plan
+from ..primitives.narrow.inverse_root import inverse_root_plan
+from ..primitives.narrow.softmax import softmax_plan
 from ..runtime import ProtocolConfig, Session, Slot
 from .plugin_layer import bench_plugin_layer
 
 _SEED = 0
+_RELATIVE = -18.0, 3.0  # scores less that of position 0, as the plugin's layer has them
+_SQUARES = 27.5  # largest over least mean square
+_ACTIVATION = {"gpt2": ("gelu_tanh", 8.0)}  # and SiLU up to 16 elsewhere
 
 
 @dataclass(frozen=True)
@@ -45,9 +58,10 @@ class LayerShape:
 
 
 def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: str = "stock") -> dict[str, Any]:
-    """Run the layer on stock SPU with cached weights or on the plugin, stock SPU beside it; figures of one pass after set-up.
+    """Run the layer on stock SPU with cached weights, or on the plugin or SPU with narrowed functions (generic), stock SPU beside
+    it; figures of one pass after set-up.
 
-    The plugin's error is that of the output without its mean where the family's norms subtract it: its stream is centred.
+    But for stock SPU the error is that of the output without its mean where the family's norms subtract it: streams are centred.
     Weights are normal with deviation 0.04, inputs standard normal, cached keys small and cached values standard normal.
     """
     config = shape.config()
@@ -57,7 +71,10 @@ def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: 
     stock = stock_layer(decoder, params, x, cache, place, protocol, repeats)
     if ops == "stock":
         return stock
-    found, y = bench_plugin_layer(config, params, x, cache, place, repeats)
+    if ops == "generic":
+        found, y = generic_layer(config, params, x, cache, place, protocol, repeats)
+    else:
+        found, y = bench_plugin_layer(config, params, x, cache, place, repeats)
     want = _reference(decoder, params, x, cache, place)
     want = want if config.llama_like else want - want.mean(-1, keepdims=True)
     return {**found, "max_error": float(np.abs(y - want).max()), "stock": stock}
@@ -66,11 +83,34 @@ def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: 
 def stock_layer(
     decoder: Decoder, params: Any, x: np.ndarray, cache: LayerCache, place: Window, protocol: ProtocolConfig, repeats: int
 ) -> dict[str, Any]:
+    """The layer on SPU's own functions."""
+    found, y = spu_layer(decoder.block, params, x, cache, place, protocol, repeats)
+    return {**found, "max_error": float(np.abs(y - _reference(decoder, params, x, cache, place)).max())}
+
+
+def generic_layer(
+    config: DecoderConfig, params: Any, x: np.ndarray, cache: LayerCache, place: Window, protocol: ProtocolConfig, repeats: int
+) -> tuple[dict[str, Any], np.ndarray]:
+    """The layer on SPU with narrowed functions, softmax relative to position 0; ranges are those of usual models."""
+    softmax = softmax_plan(_RELATIVE, (_RELATIVE[0] / 6, _RELATIVE[1] + log(place.mask.shape[1])), place.mask.shape[1])
+    activation = None if config.family == "opt" else activation_plan(*_ACTIVATION.get(config.family, ("silu", 16.0)))
+    plan = LayerPlan(inverse_root_plan(_SQUARES), softmax, activation, joint=protocol.name != "CHEETAH")
+    near_one = (0.5, 2.0)
+    ranges = LayerRanges(near_one, near_one, (0, 0), (0, 0), (0, 0))
+    narrow = narrow_layer(config, plan, fold_layer(config, params), ranges, None)
+    centred = x if config.llama_like else x - x.mean(-1, keepdims=True)
+    return spu_layer(partial(block, config, plan), narrow, centred, cache, place, protocol, repeats)
+
+
+def spu_layer(
+    function: Callable, params: Any, x: np.ndarray, cache: LayerCache, place: Window, protocol: ProtocolConfig, repeats: int
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Figures of a pass of function(params, x, cache, place) on SPU, and its output."""
     with Session(protocol) as session:
         names = _share(session, params, x, cache, place)
         slots = jax.tree_util.tree_map(lambda value: Slot(value.shape), (params, x, cache))
         public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
-        program = session.compile("layer", decoder.block, (*slots, public))
+        program = session.compile("layer", function, (*slots, public))
         results = ("y", LayerCache("new.keys", "new.values"))
         session.run(program, names, results)  # opens the masked weights
         seconds = []
@@ -83,11 +123,10 @@ def stock_layer(
         "bytes": phase.bytes,
         "messages": phase.messages,
         "seconds": median(seconds),
-        "max_error": float(np.abs(y - _reference(decoder, params, x, cache, place)).max()),
         "failure_probability": protocol.failure_probability,
         "trust": protocol.trust,
         "operations": {name: vars(cost) for name, cost in phase.ops.items() if cost.messages},
-    }
+    }, y
 
 
 def _inputs(config: DecoderConfig, context: int) -> tuple[Any, np.ndarray, LayerCache]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import log
 from statistics import median
 from typing import Any
 
@@ -25,6 +26,13 @@ from ..primitives.contract import contract
 from ..primitives.fixed import Fixed, decode, encode
 from ..primitives.lookup import lookup
 from ..primitives.named import NAMED, NamedFunction
+from ..primitives.narrow.activation import activation, activation_plan
+from ..primitives.narrow.exponential import exponential, exponential_plan
+from ..primitives.narrow.inverse_root import inverse_root, inverse_root_plan
+from ..primitives.narrow.pieces import last_weights
+from ..primitives.narrow.reciprocal import reciprocal, reciprocal_plan
+from ..primitives.narrow.softmax import softmax as narrow_softmax
+from ..primitives.narrow.softmax import softmax_plan
 from ..primitives.norm import NormPlan, norm_dot, root_table
 from ..primitives.permute import shuffle
 from ..primitives.select import select
@@ -58,7 +66,7 @@ class Op:
 
     inputs: for a number of elements, those of the first input; an integer input stands for itself. bits: fraction bits of each
     on the plugin. operands: which are the owner's static matrices. stock: the cheapest way found to write it for SPU.
-    ordered: whether results are compared in their places, or sorted.
+    ordered: whether results are compared in their places, or sorted. generic: as stock, with the function narrowed to its range.
     """
 
     inputs: Callable[[int], Arrays]
@@ -68,6 +76,7 @@ class Op:
     bits: tuple[int, ...] = (_BITS, _BITS)
     operands: frozenset[int] = frozenset()
     ordered: bool = True
+    generic: Callable[..., Any] | None = None
 
 
 def bench_op(name: str, elements: int, repeats: int) -> dict[str, Any]:
@@ -75,14 +84,17 @@ def bench_op(name: str, elements: int, repeats: int) -> dict[str, Any]:
     op = OPS[name]
     inputs = op.inputs(elements)
     want = np.asarray(op.exact(*inputs), np.float64)
-    ours, stock = _ours(op, inputs, repeats), _stock(op, inputs, repeats)
-    figures = [_figures(op, inputs[0].size, want, *found) for found in (ours[:3], stock)]
-    return {**figures[0], "dealer_bytes_per_element": ours[3] / inputs[0].size, "trust": TRUST, "stock": figures[1]}
+    *ours, dealt = _ours(op, inputs, repeats)
+    sides = {"stock": _on_spu(op, op.stock, inputs, repeats)}
+    if op.generic is not None:
+        sides["generic"] = _on_spu(op, op.generic, inputs, repeats)
+    first, *others = (_figures(op, inputs[0].size, want, *found) for found in (ours, *sides.values()))
+    return {**first, "dealer_bytes_per_element": dealt / inputs[0].size, "trust": TRUST, **dict(zip(sides, others, strict=True))}
 
 
 _FIGURES = f"{'B/elem':>8} {'messages':>8} {'error':>8} {'seconds':>8}"
-HEADER = f"{'':12} {_FIGURES} {'dealer B':>8}  stock:{_FIGURES}"
-"""Above `row`s."""
+HEADER = f"{'':12} {_FIGURES} {'dealer B':>8}  stock:{_FIGURES}  generic:{_FIGURES}"
+"""Above `row`s. Generic is stock SPU with the function narrowed to its range."""
 
 
 def row(name: str, figures: dict[str, Any]) -> str:
@@ -91,7 +103,8 @@ def row(name: str, figures: dict[str, Any]) -> str:
     def part(side: dict[str, Any]) -> str:
         return f"{side['bytes_per_element']:8.1f} {side['messages']:8} {side['max_error']:8.1e} {side['seconds']:8.4f}"
 
-    return f"{name:12} {part(figures)} {figures['dealer_bytes_per_element']:8.1f}        {part(figures['stock'])}"
+    line = f"{name:12} {part(figures)} {figures['dealer_bytes_per_element']:8.1f}        {part(figures['stock'])}"
+    return f"{line}          {part(figures['generic'])}" if "generic" in figures else line
 
 
 def _figures(op: Op, elements: int, want: np.ndarray, found: np.ndarray, phase: Phase, seconds: float) -> dict[str, Any]:
@@ -126,7 +139,8 @@ def _ours(op: Op, inputs: Arrays, repeats: int) -> tuple[np.ndarray, Phase, floa
     return decode(result.raw, result.bits), phase, seconds, program.dealer_bytes
 
 
-def _stock(op: Op, inputs: Arrays, repeats: int) -> tuple[np.ndarray, Phase, float]:
+def _on_spu(op: Op, function: Callable[..., Any], inputs: Arrays, repeats: int) -> tuple[np.ndarray, Phase, float]:
+    """(result, last pass, median seconds) of a function on stock SPU."""
     with Session(ProtocolConfig()) as session:
         names = [f"in{i}" for i in range(len(inputs))]
         slots = [Slot(value.shape, value.dtype) for value in inputs]
@@ -134,7 +148,7 @@ def _stock(op: Op, inputs: Arrays, repeats: int) -> tuple[np.ndarray, Phase, flo
             session.share(names[i], value, "owner" if i in op.operands else "client")
             if i in op.operands:
                 session.keep_opened(names[i], slots[i])
-        program = session.compile("op", op.stock, tuple(slots))
+        program = session.compile("op", function, tuple(slots))
         phase, seconds = _passes(session, lambda: session.run(program, tuple(names), "out"), repeats)
         return np.asarray(session.receive("out"), np.float64), phase, seconds
 
@@ -215,12 +229,32 @@ def _shuffled(count: int) -> Arrays:
 # Operations
 
 
-def _looked_up(named: NamedFunction) -> Op:
+def _looked_up(named: NamedFunction, generic: Callable[..., Any] | None) -> Op:
     def ours(x: Fixed) -> Fixed:
         return truncate(lookup(x, named.table), _OUT_BITS)
 
     inputs = partial(_spread, named.low, named.high, width=named.table.width)
-    return Op(lambda count: (inputs(count),), ours, named.stock, named.numpy, (_TABLE_BITS,))
+    return Op(lambda count: (inputs(count),), ours, named.stock, named.numpy, (_TABLE_BITS,), generic=generic)
+
+
+def _generic(name: str, named: NamedFunction) -> Callable[..., Any] | None:
+    """The function narrowed to its range; None for those that no decoder takes."""
+    low, high = named.span
+    if name in ("gelu", "gelu_tanh", "silu"):
+        return partial(activation, plan=activation_plan(name, high))
+    if name == "exp":
+        return partial(exponential, plan=exponential_plan(low, high))
+    if name == "reciprocal":
+        return partial(reciprocal, plan=reciprocal_plan(low, high))
+    if name != "rsqrt":
+        return None
+    plan = inverse_root_plan(high / low)
+    unit = plan.low / low
+    return lambda x: inverse_root(x * unit, plan, np.array(last_weights(plan)) * unit**0.5)
+
+
+def _generic_softmax(scores: Any) -> Any:
+    return narrow_softmax(scores, np.ones(_ROW, bool), scores[:, :1], softmax_plan((-8.0, 0.0), (0.0, log(_ROW)), _ROW))
 
 
 def _norm(x: Any, kernel: Any, phi: Any) -> Any:
@@ -240,9 +274,13 @@ def _largest(x: Any, k: int = 1) -> Any:
     return (x >= np.sort(x, -1)[:, -k][:, None]).astype(np.float64)
 
 
-OPS: dict[str, Op] = {name: _looked_up(named) for name, named in NAMED.items()} | {
+OPS: dict[str, Op] = {name: _looked_up(named, _generic(name, named)) for name, named in NAMED.items()} | {
     "softmax": Op(
-        _scores, lambda x: softmax(x, np.ones(_ROW, np.int64), _SOFTMAX), jax.nn.softmax, partial(special.softmax, axis=-1)
+        _scores,
+        lambda x: softmax(x, np.ones(_ROW, np.int64), _SOFTMAX),
+        jax.nn.softmax,
+        partial(special.softmax, axis=-1),
+        generic=_generic_softmax,
     ),
     "dot": Op(_matrix, lambda x, w: truncate(contract("nk,km->nm", x, w), _BITS), jnp.matmul, np.matmul, operands=frozenset({1})),
     "product": Op(_pair, lambda x, y: truncate(contract("n,n->n", x, y), _BITS), jnp.multiply, np.multiply),

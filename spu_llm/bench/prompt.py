@@ -25,10 +25,14 @@ from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.fixed_block import STREAM_BITS, BlockPlan
 from ..models.layers import LayerNorm, RMSNorm, softmax
+from ..models.narrow import narrow_decoder
+from ..models.narrow_block import NormParams, norm
 from ..models.trace import MASKED, embedded, sequences, trace_layer, traced_params
 from ..primitives import attention
 from ..primitives.fixed import Fixed, encode
 from ..primitives.lookup import lookup
+from ..primitives.narrow.activation import activation
+from ..primitives.narrow.softmax import inverse_sum, softmax_weights
 from ..primitives.norm import encode_phi, normalised
 from ..primitives.truncate import truncate
 from ..progress import Progress, silent
@@ -36,7 +40,7 @@ from ..runtime import ProtocolConfig, Session, Slot
 from ..runtime.assisted import TRUST, Assisted, OperandSlot, offline
 from ..runtime.session import Phase
 from ..soal.maxima import by_reference, measure_maxima
-from .layer import LayerShape, random_params, stock_layer
+from .layer import LayerShape, random_params, spu_layer
 
 _VOCABULARY = 256
 _DEVIATION = 0.02
@@ -83,7 +87,7 @@ def bench_prompt(
     for the maximum in its softmax (the part alone leaves out how it is found).
     """
     prompt = random_prompt(shape, tokens)
-    bench = partial(_plugin, reference) if ops == "plugin" else partial(_stock, protocol)
+    bench = partial(_plugin, reference) if ops == "plugin" else partial(_on_spu, ops, protocol)
     costs, error = bench(prompt, progress)
     return {
         "family": shape.family,
@@ -136,32 +140,62 @@ def _runs(prompt: Prompt, sizes: list[int], whole: int | None = None) -> dict[st
     return runs
 
 
-# Stock SPU
+# SPU without a dealer
 
 
-def _stock(protocol: ProtocolConfig, prompt: Prompt, progress: Progress) -> tuple[dict[str, Cost], float]:
-    config, n = prompt.config, len(prompt.tokens)
+def _on_spu(ops: str, protocol: ProtocolConfig, prompt: Prompt, progress: Progress) -> tuple[dict[str, Cost], float]:
+    n = len(prompt.tokens)
+    functions, runs = (_narrowed if ops == "generic" else _stock)(prompt, protocol, _runs(prompt, [n], n))
+    costs = {}
+    for name in progress(list(runs), "parts alone", "part"):
+        with Session(protocol) as session:
+            costs[name] = _spu_part(session, functions[name], runs[name])
+    cache = LayerCache(*(np.zeros(cache_shape(prompt.config, n), np.float32) for _ in range(2)))
+    x, place = prompt.trace.attention_input[:n], window(prompt.config, 0, n, n)
+    total, y = spu_layer(functions["total"][0], functions["total"][1], x, cache, place, protocol, 1)
+    costs["total"] = Cost(total["seconds"], total["messages"], total["bytes"])
+    y = y if prompt.config.llama_like else y - y.mean(-1, keepdims=True)
+    return costs, float(np.abs(y - prompt.output).max())
+
+
+def _stock(prompt: Prompt, protocol: ProtocolConfig, runs: Any) -> tuple[dict[str, Any], Any]:
+    config = prompt.config
     norm = RMSNorm(config.epsilon) if config.llama_like else LayerNorm(config.epsilon)
     weights = {"params": {name: np.ones(config.width, np.float32) for name in ("scale", "bias")[: 1 if config.llama_like else 2]}}
-    functions = {
+    return {
         "softmax": lambda scores, log_sum, mask: softmax(scores, mask),
         "norm": lambda x: norm.apply(weights, x),
         "activation": nn.silu if config.llama_like else partial(nn.gelu, approximate=True),
+        "total": (prompt.decoder.block, prompt.decoder.params["layers"][0]),
+    }, runs
+
+
+def _narrowed(prompt: Prompt, protocol: ProtocolConfig, runs: Any) -> tuple[dict[str, Any], Any]:
+    """Inputs get the public scales that weights before a function hold in a model; a norm's numbers are secret inputs."""
+    joint = protocol.name != "CHEETAH"
+    narrow = narrow_decoder(prompt.decoder, calibrated(prompt), len(prompt.tokens), joint=joint)
+    plan, params = narrow.plan.layers[0], narrow.params["layers"][0]
+    assert plan.activation is not None
+    scale, gate_scale = plan.softmax.scale, plan.activation.chain.scale
+
+    def divided(scores: Any, log_sum: Any, mask: Any) -> Any:
+        weights = softmax_weights(scores - log_sum, mask, plan.softmax)
+        return weights * inverse_sum(weights, plan.softmax)
+
+    (scores, log_sum, mask), ((gate,),) = runs["softmax"][0], runs["activation"]
+    return {
+        "softmax": divided,
+        "norm": lambda x, phi, weights: norm(prompt.config, plan.norm, NormParams(phi, weights), x),
+        "activation": lambda x: activation(x, plan.activation, scaled=True),
+        "total": (narrow.layer(0), params),
+    }, {
+        "softmax": [(scores * np.float32(scale), log_sum * np.float32(scale), mask)],
+        "norm": [(x, *each) for (x,), each in zip(runs["norm"], (params.attention_norm, params.ffn_norm), strict=True)],
+        "activation": [(gate * np.float32(gate_scale),)],
     }
-    costs = {}
-    for name, runs in progress(list(_runs(prompt, [n], n).items()), "parts alone", "part"):
-        with Session(protocol) as session:
-            costs[name] = _stock_part(session, functions[name], runs)
-    cache = LayerCache(*(np.zeros(cache_shape(config, n), np.float32) for _ in range(2)))
-    stock = stock_layer(
-        prompt.decoder, prompt.decoder.params["layers"][0], prompt.trace.attention_input[:n], cache, window(config, 0, n, n),
-        protocol, 1,
-    )  # fmt: skip
-    costs["total"] = Cost(stock["seconds"], stock["messages"], stock["bytes"])
-    return costs, stock["max_error"]
 
 
-def _stock_part(session: Session, function: Callable, runs: list[tuple[np.ndarray, ...]]) -> Cost:
+def _spu_part(session: Session, function: Callable, runs: list[tuple[np.ndarray, ...]]) -> Cost:
     public = [value.dtype == bool for value in runs[0]]
     slots = tuple(Slot(value.shape, value.dtype, public=known) for value, known in zip(runs[0], public, strict=True))
     program = session.compile("part", function, slots)

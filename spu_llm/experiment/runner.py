@@ -23,6 +23,7 @@ from ..generation.material import Facts, open_material
 from ..models import Checkpoint, PlainDecoder, load_checkpoint
 from ..models.calibration import Calibration
 from ..models.calibration_file import calibration_for
+from ..models.narrow import narrow_decoder
 from ..models.plan_check import RangeReport
 from ..models.source import content_digest
 from ..models.tokenizer import Tokenizer
@@ -92,6 +93,10 @@ def _decoder(
     if experiment.ops == "stock":
         return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
     calibration, ranges = _measured(experiment, checkpoint, progress)
+    if experiment.ops == "generic":
+        joint = experiment.protocol.name != "CHEETAH"  # where one product for all heads takes longer than one a head
+        narrow = narrow_decoder(checkpoint.decoder, calibration, capacity, len(experiment.prefix), joint)
+        return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix, narrow)
     supply = None
     if experiment.material is not None:
         new_tokens = experiment.generation.new_tokens

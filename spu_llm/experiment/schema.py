@@ -15,6 +15,8 @@ from ..network import NetworkProfile
 from ..runtime import ProtocolConfig
 from ..soal.prepared import read_prefix
 
+_NARROW_BITS = 18
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 """The configurations that come with the project; a config elsewhere may have folders of its own beside it."""
 
@@ -32,7 +34,8 @@ class GenerationConfig(BaseModel):
 
 
 class Experiment(BaseModel):
-    """One run: `ops` are SPU's own operations, or the plugin's dealer protocols (SEMI2K).
+    """One run: `ops` are SPU's own operations, these with functions narrowed to ranges (generic), or the plugin's dealer protocols
+    (SEMI2K).
 
     `material` is a folder of correlated randomness dealt ahead (`spu-llm deal`); without it a dealer is at hand. `soal` is the
     file of `spu-llm prepare soal`, whose prefix, ranges and references stand for those of the model's config.
@@ -42,7 +45,7 @@ class Experiment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: ModelConfig
-    ops: Literal["stock", "plugin"] = "stock"
+    ops: Literal["stock", "generic", "plugin"] = "stock"
     protocol: ProtocolConfig = ProtocolConfig()
     network: NetworkProfile
     generation: GenerationConfig
@@ -55,6 +58,11 @@ class Experiment(BaseModel):
         if self.ops == "plugin" and (self.protocol.name, self.protocol.world_size) != ("SEMI2K", 2):
             given = f"{self.protocol.name} between {self.protocol.world_size} parties"
             raise ValueError(f"ops plugin runs on SEMI2K between 2 parties, not on {given}; change protocol or set ops: stock")
+        if self.ops == "generic" and self.protocol.fraction_bits < _NARROW_BITS:
+            raise ValueError(
+                f"ops generic has coefficients of {_NARROW_BITS} fraction bits, protocol only {self.protocol.fraction_bits}; raise "
+                "protocol.fraction_bits or set ops: stock"
+            )
         if self.material is not None and self.ops != "plugin":
             raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
         if self.soal is not None and self.ops != "stock" and not self.generation.use_prefix:

@@ -126,10 +126,10 @@ class AssistedDecoder:
         """Tokens of each pass that takes a part of `count`, so that the material of one pass of a layer fits memory."""
         sizes: list[int] = []
         end = self.length + count
-        while (left := end - self.length - sum(sizes)) > 0:
-            window = fitting_window(self.decoder.config, end - left, 1, self.capacity).mask.shape[1]
-            most = max(1, min(_PASS, _SCORES // (self.decoder.config.heads * window)))
-            sizes.append(min(left, most))
+        while (start := self.length + sum(sizes)) < end:
+            size = min(end - start, _PASS)
+            window = fitting_window(self.decoder.config, start, size, self.capacity).mask.shape[1]
+            sizes.append(max(1, min(size, _SCORES // (self.decoder.config.heads * window))))
         return sizes
 
     @property

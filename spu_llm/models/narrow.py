@@ -44,9 +44,7 @@ class NarrowPlan:
     final: Chain | Pieces
 
 
-def plan_narrow(
-    config: DecoderConfig, calibration: Calibration, capacity: int, prefix: int = 0, joint: bool = True
-) -> NarrowPlan:
+def plan_narrow(config: DecoderConfig, calibration: Calibration, capacity: int, prefix: int = 0, joint: bool = True) -> NarrowPlan:
     """Plans for the ranges of a calibration made after `prefix` tokens. Raises UserError where a range exceeds every plan."""
     layers = calibration.layers
     squares = [max(_ratio(layer.attention_squares), _ratio(layer.ffn_squares)) for layer in layers]
@@ -145,9 +143,7 @@ class NarrowDecoder:
         return h + params["bias"] if "bias" in params else h
 
 
-def narrow_decoder(
-    decoder: Decoder, calibration: Calibration, capacity: int, prefix: int = 0, joint: bool = True
-) -> NarrowDecoder:
+def narrow_decoder(decoder: Decoder, calibration: Calibration, capacity: int, prefix: int = 0, joint: bool = True) -> NarrowDecoder:
     """The decoder narrowed to a calibration's ranges, for caches of `capacity` rows. Raises UserError as `plan_narrow`."""
     config = decoder.config
     plan = plan_narrow(config, calibration, capacity, prefix, joint)

@@ -104,7 +104,8 @@ def _dense(params: Dense, x: jax.Array) -> jax.Array:
 def _attend(
     plan: LayerPlan, q: jax.Array, k: jax.Array, v: jax.Array, reference: jax.Array, cache: LayerCache, window: Window
 ) -> tuple[jax.Array, LayerCache]:
-    """q [n, heads, head_width], scaled for exp; k, v [n, groups, head_width]; reference [n, heads or 0] -> [n, heads * head_width]."""
+    """[n, heads * head_width] from q [n, heads, head_width], scaled for exp, k and v [n, groups, head_width], reference [n, heads] or
+    [n, 0]; and the cache with k and v."""
     n, length = q.shape[0], window.mask.shape[1]
     origin = (window.start, jnp.int32(0), jnp.int32(0))
     cache = LayerCache(*(jax.lax.dynamic_update_slice(old, new, origin) for old, new in zip(cache, (k, v), strict=True)))

@@ -117,17 +117,19 @@ class Search:
         """
         suite, candidates = _spread(cases, _SUITE), self._candidates(cases)
         best: tuple[Trial, list[Case]] | None = None
-        for _ in range(_TRIALS):
+        tried: set[int] = set()
+        while candidates and len(tried) < _TRIALS:
             remaining, token = self._screened(base, suite, candidates)
             if remaining >= min(len(suite), len(suite if best is None else best[1])):
                 break
             found = self._try((*base.prefix, token), everything=True)
+            tried.add(token)
             if best is None or found[0].order < best[0].order:
                 best = found
             if found[0].frees:
                 break
             left = {case[-1]: 2 for case in found[1][:_CANDIDATES]}
-            candidates = {other: kind for other, kind in (left | candidates).items() if other != token}
+            candidates = {other: kind for other, kind in (left | candidates).items() if other not in tried}
             suite = [*dict.fromkeys([*found[1], *suite])][:_SUITE]
         return best
 

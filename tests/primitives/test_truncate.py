@@ -79,12 +79,13 @@ def test_operand():
 
 @pytest.mark.parametrize("shift", [3, 18, 40])
 def test_meanings_agree(shift):
-    """Stock SPU truncates at most 18 bits at a time, and each time may be one unit off."""
+    """Stock SPU truncates 16 bits at a time; a step may be one unit off, and a later one in the half unit added before it, too."""
     function, of = dropping(shift)
     raw = np.random.default_rng(0).integers(-(2**44), 2**44, (3, 4))
+    allowed = {"plaintext": 0, "jit": 0, "dealer": 1}
     for name, found in meanings(jax.vmap(function, in_axes=1, out_axes=1), of(raw)).items():
         off = np.abs(found.raw - (raw >> shift)).max()
-        assert off <= {"plaintext": 0, "jit": 0}.get(name, 1), name
+        assert off <= allowed.get(name, 1 + (shift > 16)), name
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])

@@ -53,9 +53,10 @@ def test_the_file_holds_what_its_parts_measure(prepared):
     _, texts = read_passages(model, checkpoint)
     texts, firsts = [text[:60] for text in texts], range(97)
     learned = calibrate(checkpoint.decoder, texts, (13,), firsts=firsts)
-    maxima = measure_maxima(checkpoint.decoder, texts, (13,), learned, firsts=firsts)
-    want = learned if found.reference == "learned" else by_reference(learned, found.reference, getattr(maxima, found.reference))
-    assert found.facts.maxima == maxima and found.calibration.reference == maxima.choice.reference
+    used = found.calibration.reference
+    maxima = measure_maxima(checkpoint.decoder, texts, (13,), learned, firsts=() if used == "learned" else firsts)
+    want = learned if used == "learned" else by_reference(learned, used, getattr(maxima, used))
+    assert found.facts.maxima == maxima and maxima.choice.reference == used
     assert found.calibration.layers == want.layers and found.calibration.final_squares == want.final_squares
     np.testing.assert_array_equal(found.calibration.references, want.references)
     plain = PlainDecoder(checkpoint.decoder, 4)

@@ -42,7 +42,7 @@ class Chain:
 
 
 def evaluate(x: Any, chain: Chain, scaled: bool = False) -> Any:
-    """The function at each x. `scaled` x comes multiplied by `chain.scale`, say because the weights that make it are: a message less."""
+    """The function at each x. `scaled`: x comes multiplied by `chain.scale`, as the weights that make it are: a message less."""
     values = squares(x, chain, scaled)
     return weighted(values, chain.weights) + chain.offset if chain.weights else values[-1]
 

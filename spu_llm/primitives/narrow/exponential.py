@@ -1,6 +1,6 @@
 """exp of numbers of either sign in a known range: a chain of squarings whose last constants are near 0 (`chain.py`).
 
-5 or 6 squarings: on SEMI2K 104 or 124 bytes an element and 11 or 13 messages, where SPU's Pade exponential takes 553 and 46. SOAL's
+5 to 7 squarings: on SEMI2K 104 to 144 bytes an element and 11 to 15 messages, where SPU's Pade exponential takes 553 and 46. SOAL's
 own way (integer and fraction parts, each party forming its factor of 2^fraction) needs local shares, which StableHLO has not; its
 integer part alone, `floor`, costs 208 bytes here.
 """
@@ -14,7 +14,7 @@ from .coefficients import chains, cheapest
 
 
 def exponential(x: Any, plan: Chain, scaled: bool = False) -> Any:
-    """exp(x) for x in [plan.low, plan.high], within `plan.error`, absolute where x < 0 and relative where x > 0.
+    """exp(x) for x in [plan.low, plan.high], within `plan.error`, relative to exp(x) or to 2^-6, whichever is more.
 
     Above the range the result grows on, ever less exactly; below it the result is wrong altogether.
     """

@@ -11,7 +11,9 @@ from typing import Any
 
 from .chain import Chain, weighted
 from .coefficients import chains
-from .pieces import Pieces, factors, last_weights, steps_for
+from .pieces import BASE, Pieces, factors, last_weights, steps_for
+
+_ABOVE = 2  # steps of the range above 1, where products could overflow; the others are below, where bits are fewer
 
 
 def inverse_root(x: Any, plan: Chain | Pieces, weights: Any = None) -> Any:
@@ -28,4 +30,7 @@ def inverse_root_plan(ratio: float) -> Chain | Pieces:
     Raises ValueError where `ratio` is too large.
     """
     base, wide = sorted(chains("inverse_root"), key=lambda chain: chain.high / chain.low)
-    return wide if base.high / base.low < ratio <= wide.high / wide.low else Pieces(base, -0.5, steps_for(ratio))
+    if base.high / base.low < ratio <= wide.high / wide.low:
+        return wide
+    steps = steps_for(ratio)
+    return Pieces(base, -0.5, steps, BASE ** max(0, steps - _ABOVE))

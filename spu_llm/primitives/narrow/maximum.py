@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 
 def largest(x: Any) -> Any:
-    """The largest along the last axis of x [..., n], which stays with length 1. On SEMI2K 8 ceil(log2 n) messages and 72 (n - 1) bytes."""
+    """The largest along the last axis of x [..., n], which stays with length 1.
+
+    On SEMI2K 8 ceil(log2 n) messages and 72 (n - 1) bytes.
+    """
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         top = jnp.maximum(x[..., :half], x[..., half : 2 * half])

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 
 from .chain import Chain, evaluate, squares, weighted
 
-_BASE = 4.0
+BASE = 4.0
 _MOST_STEPS = 8  # 4^-9 is no multiple of 2^-17
 _EDGE = 1.02  # a threshold lies so far above the chain's least x, and 4 times it below its largest
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """x^degree for x in [low, high], degree -1/2 or -1; `chain` is that of x * unit in [chain.low, chain.high], unit a power of 2."""
+    """x^degree for x in [low, high], degree -1/2 or -1; `chain` is for x * unit in [chain.low, chain.high], unit a power of 2."""
 
     chain: Chain
     degree: float
@@ -37,7 +37,7 @@ class Pieces:
 
     @property
     def high(self) -> float:
-        return self.low * _EDGE * _BASE ** (self.steps + 1)
+        return self.low * _EDGE * BASE ** (self.steps + 1)
 
     @property
     def error(self) -> float:
@@ -58,16 +58,16 @@ def factors(x: Any, plan: Chain | Pieces) -> list[Any]:
         return [*values, jnp.ones_like(x)]
     if not plan.steps:
         return [evaluate(x * plan.unit if plan.unit != 1 else x, plan.chain)]
-    edges = jnp.asarray([plan.low * _EDGE * _BASE**j for j in range(1, plan.steps + 1)], x.dtype)
+    edges = jnp.asarray([plan.low * _EDGE * BASE**j for j in range(1, plan.steps + 1)], x.dtype)
     below = x < edges.reshape(-1, *[1] * x.ndim)
-    near = weighted(_kept(x, below), _powers(1 / _BASE, plan.steps, plan.unit))
+    near = weighted(_kept(x, below), _powers(1 / BASE, plan.steps, plan.unit))
     return _kept(evaluate(near, plan.chain), below)
 
 
 def last_weights(plan: Chain | Pieces) -> tuple[float, ...]:
     if isinstance(plan, Chain):
         return (*plan.weights, plan.offset)
-    return _powers(_BASE**plan.degree, plan.steps, plan.unit**-plan.degree)
+    return _powers(BASE**plan.degree, plan.steps, plan.unit**-plan.degree)
 
 
 def _kept(x: Any, below: Any) -> list[Any]:
@@ -83,7 +83,7 @@ def _powers(factor: float, steps: int, first: float) -> tuple[float, ...]:
 
 def steps_for(ratio: float) -> int:
     """Comparisons for a range whose ends have this ratio. Raises ValueError where so many are not held exactly."""
-    steps = max(0, ceil(log(ratio / _EDGE, _BASE) - 1e-9) - 1)
+    steps = max(0, ceil(log(ratio / _EDGE, BASE) - 1e-9) - 1)
     if steps > _MOST_STEPS:
         raise ValueError(f"a range of ratio {ratio:g} takes {steps} comparisons; at most {_MOST_STEPS} are held exactly")
     return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, log2
 from typing import Any
 
 from .coefficients import chains
@@ -13,9 +14,8 @@ def reciprocal(x: Any, plan: Pieces) -> Any:
     return power(x, plan)
 
 
-def reciprocal_plan(ratio: float) -> Pieces:
-    """A plan for a range whose ends have this ratio; where it lies is the plan's choice, so x is scaled to it.
-
-    Raises ValueError where `ratio` is too large.
-    """
-    return Pieces(chains("reciprocal")[0], -1.0, steps_for(ratio))
+def reciprocal_plan(low: float, high: float) -> Pieces:
+    """A plan for [low, high]. Raises ValueError where this is too wide."""
+    (base,) = chains("reciprocal")
+    unit = 2.0 ** ceil(log2(base.low / low))
+    return Pieces(base, -1.0, steps_for(high * unit / base.low), unit)

@@ -7,7 +7,7 @@ scores are replaced by 0 before exp and their weights by 0 after it, both by the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, exp, log, log2
+from math import exp, log
 from typing import Any
 
 import jax.numpy as jnp
@@ -89,7 +89,9 @@ def softmax_plan(relative: tuple[float, float], log_sum: tuple[float, float], le
     halved, drop = _inverse(*half)
     last, _ = _inverse(-log(length) - _ROUNDED, _ROUNDED)
     if halved is None or last is None:
-        raise ValueError(f"sums of their exponentials from e^{log_sum[0]:.1f} to e^{log_sum[1]:.1f} over {length} scores span too much")
+        raise ValueError(
+            f"sums of their exponentials from e^{log_sum[0]:.1f} to e^{log_sum[1]:.1f} over {length} scores span too much"
+        )
     return SoftmaxPlan(exponential_plan(relative[0] / 2 - drop, relative[1] / 2 - drop), last, drop, halved)
 
 
@@ -98,7 +100,4 @@ def _inverse(low: float, high: float) -> tuple[Pieces | None, float]:
     drop = max(0.0, high - log(_LARGEST_SUM))
     if low - drop < log(_LEAST_SUM):
         return None, 0.0
-    least, largest_sum = exp(low - drop), exp(high - drop)
-    base = reciprocal_plan(1.0).chain
-    unit = 2.0 ** ceil(log2(base.low / least))
-    return Pieces(base, -1.0, reciprocal_plan(largest_sum * unit / base.low).steps, unit), drop
+    return reciprocal_plan(exp(low - drop), exp(high - drop)), drop
