@@ -67,17 +67,18 @@ class Side:
     def read(self, ids: Sequence[int]) -> np.ndarray:
         """Logits [len(ids), vocabulary] after each token. Raises Void."""
         begun, rows, at = time.perf_counter(), [], 0
-        for count in pass_lengths(len(ids)):
-            try:
+        try:
+            for count in pass_lengths(len(ids)):
                 rows.append(self._advance(ids[at : at + count]))
-            except UserError as error:
-                if str(error).startswith(_VOID):
-                    raise Void from error
-                raise
-            at += count
-            self.length += count
-        self.seconds += time.perf_counter() - begun
-        self.tokens += len(ids)
+                at += count
+                self.length += count
+        except UserError as error:
+            if str(error).startswith(_VOID):
+                raise Void from error
+            raise
+        finally:
+            self.seconds += time.perf_counter() - begun
+            self.tokens += at
         return np.concatenate(rows)
 
 

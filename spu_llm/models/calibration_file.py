@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -20,7 +21,7 @@ from .plan import plan_model
 from .plan_check import RangeReport, check_plan
 from .source import ModelConfig, cache_folder
 
-_FORMAT = 2
+_FORMAT = 3
 _LONGEST = 160  # tokens of one text; longer ones are cut
 _CHECKED = 48  # tokens that the fixed-point layers are tried on
 
@@ -81,7 +82,8 @@ def _digest(model: ModelConfig, text: str) -> str:
 def _save(path: Path, calibration: Calibration, report: RangeReport) -> None:
     """Write the file whole or not at all. The references in it are the owner's secret, as the model is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.touch(mode=0o600)  # for the owner alone, as the model is
     ranges = [astuple(layer) for layer in calibration.layers]
     facts = json.dumps(
         {"layers": ranges, "final": calibration.final_squares, "tokens": calibration.tokens, "report": astuple(report)}

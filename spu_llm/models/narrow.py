@@ -1,4 +1,4 @@
-"""A decoder made ready for narrowed functions: plans from ranges on text, weights folded and scaled for them.
+"""A decoder made ready for narrowed functions: plans from ranges on text, weights folded for them.
 
 All of it is the owner's work in plaintext. The scales of the norms (SOAL's phi) are secret: they stand in weights and in one secret
 number a norm. What is public is the plan: which chains, how many comparisons.
@@ -162,26 +162,20 @@ def narrow_decoder(decoder: Decoder, calibration: Calibration, capacity: int, pr
 def narrow_layer(
     config: DecoderConfig, plan: LayerPlan, layer: FoldedLayer, ranges: LayerRanges, learned: tuple[np.ndarray, int] | None
 ) -> LayerParams:
-    """A folded layer's weights, scaled for its functions; `learned` is each head's reference and the number of positions."""
-    scale = plan.softmax.scale
-    queries = np.ones(layer.qkv.shape[1])
-    queries[: config.heads * config.head_width] = scale
-    qkv, offsets = _scaled(layer.qkv, layer.qkv_bias, queries), None
+    """A folded layer and its norms' secret numbers; `learned` is each head's reference and the number of positions."""
+    qkv, offsets = _dense(layer.qkv, layer.qkv_bias), None
     if learned is not None:
-        reference, positions = learned[0] * scale, np.arange(learned[1])
-        weights, constant, slopes = np.split(reference, [config.width, config.width + 1])
-        offsets = _float32(constant + place_features(positions) @ slopes)
+        weights, constant, slopes = np.split(learned[0], [config.width, config.width + 1])
+        offsets = _float32(constant + place_features(np.arange(learned[1])) @ slopes)
         bias = None if qkv.bias is None else np.append(qkv.bias, np.zeros(config.heads, np.float32))
         qkv = Dense(np.concatenate([qkv.kernel, _float32(weights)], axis=1), bias)
-    gates = np.ones(layer.up.shape[1])
-    gates[: config.hidden] = 1.0 if plan.activation is None else plan.activation.chain.scale
     return LayerParams(
         norm_params(config, plan.norm, ranges.attention_squares),
         qkv,
-        _scaled(layer.out, layer.out_bias),
+        _dense(layer.out, layer.out_bias),
         norm_params(config, plan.norm, ranges.ffn_squares),
-        _scaled(layer.up, layer.up_bias, gates),
-        _scaled(layer.down, layer.down_bias),
+        _dense(layer.up, layer.up_bias),
+        _dense(layer.down, layer.down_bias),
         offsets,
     )
 
@@ -193,8 +187,8 @@ def norm_params(config: DecoderConfig, plan: Chain | Pieces, squares: Range) -> 
     return NormParams(_float32(phi / config.width * 2.0**PHI_BITS), _float32(weights))
 
 
-def _scaled(kernel: np.ndarray, bias: np.ndarray | None, columns: Any = 1.0) -> Dense:
-    return Dense(_float32(kernel * columns), None if bias is None else _float32(bias * columns))
+def _dense(kernel: np.ndarray, bias: np.ndarray | None) -> Dense:
+    return Dense(_float32(kernel), None if bias is None else _float32(bias))
 
 
 def _float32(x: Any) -> np.ndarray:

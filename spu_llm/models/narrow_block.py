@@ -1,8 +1,7 @@
 """One decoder layer in plain JAX with narrowed functions, for stock SPU without a dealer: every family alike.
 
-It runs on folded weights (`folded.py`), so a norm is a division by the root mean square and nothing else. What a function's range
-makes of its input, a public scale, stands in the weights before it. Compared with the Flax blocks it computes the same up to the
-functions' errors; in SPU it takes a third of the messages.
+It runs on folded weights (`folded.py`), so a norm is a division by the root mean square and nothing else. Compared with the Flax
+blocks it computes the same up to the functions' errors; in SPU it takes a third of the messages.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class NormParams(NamedTuple):
 
 
 class LayerParams(NamedTuple):
-    """Folded weights of a layer, scaled for its functions; offsets [capacity, heads] of learned references by position."""
+    """Folded weights of a layer; offsets [capacity, heads] of learned references by position."""
 
     attention_norm: NormParams
     qkv: Dense
@@ -104,7 +103,7 @@ def _dense(params: Dense, x: jax.Array) -> jax.Array:
 def _attend(
     plan: LayerPlan, q: jax.Array, k: jax.Array, v: jax.Array, reference: jax.Array, cache: LayerCache, window: Window
 ) -> tuple[jax.Array, LayerCache]:
-    """[n, heads * head_width] from q [n, heads, head_width], scaled for exp, k and v [n, groups, head_width], reference [n, heads] or
+    """[n, heads * head_width] from q [n, heads, head_width], k and v [n, groups, head_width], reference [n, heads] or
     [n, 0]; and the cache with k and v."""
     n, length = q.shape[0], window.mask.shape[1]
     origin = (window.start, jnp.int32(0), jnp.int32(0))
@@ -164,10 +163,10 @@ def _own_group(heads: int, groups: int) -> np.ndarray:
 def _activate(config: DecoderConfig, plan: LayerPlan, h: jax.Array) -> jax.Array:
     """[n, hidden] the activation, gated where the family has gates, weighted where it has experts."""
     if not config.llama_like:
-        return jax.nn.relu(h) if plan.activation is None else activation(h, plan.activation, scaled=True)
+        return jax.nn.relu(h) if plan.activation is None else activation(h, plan.activation)
     assert plan.activation is not None
     gate, up, router = jnp.split(h, [config.hidden, 2 * config.hidden], axis=-1)
-    units = activation(gate, plan.activation, scaled=True) * up
+    units = activation(gate, plan.activation) * up
     if config.experts_per_token is None:
         return units
     return units * jnp.repeat(routing(router, config.experts_per_token), config.ffn, axis=1)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import combinations
-from math import log
+from math import ceil, log
 
 from ..dealer.dpf import key_bytes
 from ..dealer.table import Table
@@ -156,7 +156,7 @@ def _sizes(config: DecoderConfig, i: int, layer: LayerRanges) -> TableSizes:
 
 @lru_cache
 def _block(config: DecoderConfig, sizes: TableSizes, routing: RoutingPlan | None) -> BlockPlan:
-    softmax = _softmax(_exponential(sizes.exp), sizes.sums)
+    softmax = _softmax(sizes.exp, sizes.sums)
     return BlockPlan(_norm(config, sizes.norm), softmax, _activation(config, sizes.activation), routing)
 
 
@@ -188,7 +188,7 @@ def _norm(config: DecoderConfig, size: int) -> NormPlan:
 
 def _exp_size(where: str, relative: float) -> int:
     for i, segments in enumerate(_EXP_SEGMENTS):
-        if relative * _SCORE_MARGIN > _exp_low(segments):
+        if relative * _SCORE_MARGIN > max(_exp_low(segments), 2 * _exp_low(_EXP_SEGMENTS[1])):  # a refinement takes half of it
             return i
     raise UserError(
         f"{where}: scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches "
@@ -212,12 +212,13 @@ def _sum_size(log_sum: tuple[float, float]) -> int:
     return len(_SUM_SEGMENTS)
 
 
-def _softmax(exp: Table, size: int) -> SoftmaxPlan:
+def _softmax(exp: int, size: int) -> SoftmaxPlan:
     """Sums straight from the first references where these are good, else from a refined one."""
     inverse = functions.reciprocal(_LEAST_NORMALISED, 3.96, 128, 3)
     if size < len(_SUM_SEGMENTS):
-        return SoftmaxPlan(exp, inverse, functions.power_of_two(_SUM_SEGMENTS[size], -2))
-    return SoftmaxPlan(exp, inverse, functions.power_of_two(8192, -12), Refinement(exp, functions.twice_log(8192, -3)))
+        return SoftmaxPlan(_exponential(exp), inverse, functions.power_of_two(_SUM_SEGMENTS[size], -2))
+    refinement = Refinement(_exponential(min(1, exp)), functions.twice_log(8192, -3))  # exp of half the scores
+    return SoftmaxPlan(_exponential(exp), inverse, functions.power_of_two(8192, -12), refinement)
 
 
 def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> RoutingPlan | None:
@@ -226,18 +227,23 @@ def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> Routin
         return None
     low, high = min(low for low, _ in logits), max(high for _, high in logits)
     largest = high * _SCORE_MARGIN + log(config.experts_per_token)  # log of a sum before the shift
-    shift = max(0.0, largest - log(_ROUTING_SUM))
+    shift = _public(max(0.0, largest - log(_ROUTING_SUM)))
     if -shift > log(_LEAST_SUM):
         inverse = functions.reciprocal(_LEAST_SUM, _ROUTING_SUM, 8192, degree=3)
         return RoutingPlan(SoftmaxPlan(_exponential(_exp_size("router", low - shift)), inverse), shift)
-    shift = largest - _LARGEST
+    shift = _public(largest - _LARGEST)
     if -shift > _LEAST_LOG_SUM:
-        return RoutingPlan(_softmax(_exponential(_exp_size("router", low - shift)), _sum_size((-shift, _LARGEST))), shift)
+        return RoutingPlan(_softmax(_exp_size("router", low - shift), _sum_size((-shift, _LARGEST))), shift)
     reach = (_LARGEST - _LEAST_LOG_SUM - log(config.experts_per_token)) / _SCORE_MARGIN
     raise UserError(
         f"an expert's logit is {high:.1f} above the mean of its router on the calibration text; tables of the weights' sum reach "
         f"{reach:.1f}; use a model with smaller router weights"
     )
+
+
+def _public(shift: float) -> float:
+    """Rounded up to halves: everyone sees it, and a logit in full precision would tell of the owner's text."""
+    return ceil(2 * shift) / 2
 
 
 def _activation_size(config: DecoderConfig, where: str, seen: tuple[float, float]) -> int:

@@ -1,9 +1,9 @@
 """Attention of new tokens over a cache of opened rows: keys, values and queries are opened once each, all heads together.
 
 Softmax is exp(s - reference) / sum. The reference stands for the maximum, which would cost comparisons: the score of the sink
-position, or a prediction of the log of the sum that comes with the queries. 4 rounds after q, k, v: these; the scores; their
-exponentials and sums; the mixed values and the inverse sums. 16 bytes for each score, 8 for each element of q, k, v and
-of the result, 16 for each head and token.
+position, a prediction of the log of the sum that comes with the queries, or the largest of a few scores. 4 rounds after q, k, v:
+these; the scores; their exponentials and sums; the mixed values and the inverse sums. 16 bytes for each score, 8 for each
+element of q, k, v and of the result, 16 for each head and token. A plan with `power`, a refinement or comparisons takes more.
 """
 
 from __future__ import annotations

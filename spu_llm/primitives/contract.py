@@ -49,7 +49,7 @@ def _dealer(
     b = yield from dealing.opened(y, shifts[1], moduli[1])
     product = dealing.recorder.derive(lambda r, s: integer_einsum(subscripts, r, s), a.hidden, b.hidden)
     # The sum of public part and share is made of the smaller operand, or is there already: what is left then stands on the
-    # dealer's words and an operand alone, and can be done before the other operand is known (`Ahead` in runtime/assisted.py).
+    # dealer's words and an operand alone, and can be done before the other operand is known (runtime/ahead.py).
     if a.whole is not None or (b.whole is None and a.public.size <= b.public.size):
         parts = (a.share, b.public), (a.public, b.hidden.share)
     else:

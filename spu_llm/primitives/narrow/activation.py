@@ -15,7 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .chain import Chain, evaluate, squares, weighted
+from .chain import Chain, evaluate
 from .coefficients import chains, cheapest
 
 
@@ -32,21 +32,13 @@ class ActivationPlan:
         return self.chain.high
 
 
-def activation(x: Any, plan: ActivationPlan, scaled: bool = False) -> Any:
-    """The function that the plan is for, |x| <= plan.largest, within `plan.chain.error`. `scaled` as in `chain.evaluate`."""
+def activation(x: Any, plan: ActivationPlan) -> Any:
+    """The function that the plan is for, |x| <= plan.largest, within `plan.chain.error`."""
     if not plan.tail:
-        return evaluate(x, plan.chain, scaled)
-    scale = plan.chain.scale
-    x = x if scaled else x * scale
+        return evaluate(x, plan.chain)
     negative = jnp.where(x < 0, x, 0.0)
     relu = x - negative
-    return _minus_tail(relu, relu - negative, plan.chain)
-
-
-def _minus_tail(relu: Any, size: Any, chain: Chain) -> Any:
-    """relu(x) - tail(|x|) for relu(x) and |x| that are scaled; one weighted sum also takes the scale back."""
-    values = [relu, *squares(size, chain, scaled=True)]
-    return weighted(values, (1 / chain.scale, *(-w for w in chain.weights))) - chain.offset
+    return relu - evaluate(relu - negative, plan.chain)
 
 
 def activation_plan(name: str, largest: float) -> ActivationPlan:

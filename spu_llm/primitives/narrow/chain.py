@@ -41,15 +41,15 @@ class Chain:
         return len(self.constants)
 
 
-def evaluate(x: Any, chain: Chain, scaled: bool = False) -> Any:
-    """The function at each x. `scaled`: x comes multiplied by `chain.scale`, as the weights that make it are: a message less."""
-    values = squares(x, chain, scaled)
+def evaluate(x: Any, chain: Chain) -> Any:
+    """The function at each x."""
+    values = squares(x, chain)
     return weighted(values, chain.weights) + chain.offset if chain.weights else values[-1]
 
 
-def squares(x: Any, chain: Chain, scaled: bool = False) -> list[Any]:
+def squares(x: Any, chain: Chain) -> list[Any]:
     """y_0 to y_k."""
-    values = [(x if scaled or chain.scale == 1 else x * chain.scale) + chain.shift]
+    values = [(x if chain.scale == 1 else x * chain.scale) + chain.shift]
     for constant in chain.constants:
         values.append(values[-1] * values[-1] + constant)
     return values

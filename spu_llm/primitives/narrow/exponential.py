@@ -13,12 +13,12 @@ from .chain import Chain, evaluate
 from .coefficients import chains, cheapest
 
 
-def exponential(x: Any, plan: Chain, scaled: bool = False) -> Any:
+def exponential(x: Any, plan: Chain) -> Any:
     """exp(x) for x in [plan.low, plan.high], within `plan.error`, relative to exp(x) or to 2^-6, whichever is more.
 
     Above the range the result grows on, ever less exactly; below it the result is wrong altogether.
     """
-    return evaluate(x, plan, scaled)
+    return evaluate(x, plan)
 
 
 def exponential_plan(low: float, high: float) -> Chain:
