@@ -32,7 +32,7 @@ from ..primitives import attention
 from ..primitives.fixed import Fixed, encode
 from ..primitives.lookup import lookup
 from ..primitives.narrow.activation import activation
-from ..primitives.narrow.softmax import inverse_sum, softmax_weights
+from ..primitives.narrow.softmax import softmax as narrow_softmax
 from ..primitives.norm import encode_phi, normalised
 from ..primitives.truncate import truncate
 from ..progress import Progress, silent
@@ -171,28 +171,17 @@ def _stock(prompt: Prompt, protocol: ProtocolConfig, runs: Any) -> tuple[dict[st
 
 
 def _narrowed(prompt: Prompt, protocol: ProtocolConfig, runs: Any) -> tuple[dict[str, Any], Any]:
-    """Inputs get the public scales that weights before a function hold in a model; a norm's numbers are secret inputs."""
+    """A norm's numbers are secret inputs."""
     joint = protocol.name != "CHEETAH"
     narrow = narrow_decoder(prompt.decoder, calibrated(prompt), len(prompt.tokens), joint=joint)
     plan, params = narrow.plan.layers[0], narrow.params["layers"][0]
     assert plan.activation is not None
-    scale, gate_scale = plan.softmax.scale, plan.activation.chain.scale
-
-    def divided(scores: Any, log_sum: Any, mask: Any) -> Any:
-        weights = softmax_weights(scores - log_sum, mask, plan.softmax)
-        return weights * inverse_sum(weights, plan.softmax)
-
-    (scores, log_sum, mask), ((gate,),) = runs["softmax"][0], runs["activation"]
     return {
-        "softmax": divided,
+        "softmax": lambda scores, log_sum, mask: narrow_softmax(scores, mask, log_sum, plan.softmax),
         "norm": lambda x, phi, weights: norm(prompt.config, plan.norm, NormParams(phi, weights), x),
-        "activation": lambda x: activation(x, plan.activation, scaled=True),
+        "activation": partial(activation, plan=plan.activation),
         "total": (narrow.layer(0), params),
-    }, {
-        "softmax": [(scores * np.float32(scale), log_sum * np.float32(scale), mask)],
-        "norm": [(x, *each) for (x,), each in zip(runs["norm"], (params.attention_norm, params.ffn_norm), strict=True)],
-        "activation": [(gate * np.float32(gate_scale),)],
-    }
+    }, {**runs, "norm": [(x, *each) for (x,), each in zip(runs["norm"], (params.attention_norm, params.ffn_norm), strict=True)]}
 
 
 def _spu_part(session: Session, function: Callable, runs: list[tuple[np.ndarray, ...]]) -> Cost:
