@@ -89,7 +89,7 @@ def _fraction(f: Any) -> Any:
 
 
 def exponential(x: Any) -> Any:
-    """exp of either sign in [-18, 4]: with u taken below 0 the bits of its integer part, turned, are those of a power's exponent."""
+    """exp of either sign in [-18, 4]: with u below 0 the bits of its integer part, turned, are those of a power's exponent."""
     whole, fraction = _parts(x * _LOG2_E - _ABOVE)
     power = _power([((whole >> i) & 1) ^ 1 for i in range(_BITS)], x.dtype)
     return power * (_fraction(fraction) * 2.0 ** (_ABOVE - 1))
@@ -114,8 +114,9 @@ def reciprocal(x: Any, low: float, high: float) -> Any:
     """The most significant bit by comparisons with every power of two in [low, high], a quadratic start, two Newton steps."""
     edges = 2.0 ** np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1)
     below = x < jnp.asarray(edges, x.dtype)[:, None]
-    last = 1 / edges[-1] / 2
-    factor = last + jnp.sum(jnp.where(below, jnp.asarray(np.append(np.diff(edges[::-1] ** -1.0)[::-1], last), x.dtype)[:, None], 0.0), 0)
+    inverses = 0.5 / edges
+    steps = inverses - np.append(inverses[1:], 0.5 * inverses[-1])
+    factor = 0.5 * float(inverses[-1]) + jnp.sum(jnp.where(below, jnp.asarray(steps, x.dtype)[:, None], 0.0), axis=0)
     z = x * factor  # in [1/2, 1)
     y = jnp.stack([z, z * z], axis=-1) @ jnp.asarray(_HALF_QUADRATIC[1:], x.dtype) + _HALF_QUADRATIC[0]
     for _ in range(2):

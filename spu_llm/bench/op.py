@@ -84,12 +84,13 @@ def bench_op(name: str, elements: int, repeats: int) -> dict[str, Any]:
     op = OPS[name]
     inputs = op.inputs(elements)
     want = np.asarray(op.exact(*inputs), np.float64)
-    *ours, dealt = _ours(op, inputs, repeats)
-    sides = {"stock": _on_spu(op, op.stock, inputs, repeats)}
+    y, phase, seconds, dealt = _ours(op, inputs, repeats)
+    figures = partial(_figures, op, inputs[0].size, want)
+    found = figures(y, phase, seconds) | {"dealer_bytes_per_element": dealt / inputs[0].size, "trust": TRUST}
+    found["stock"] = figures(*_on_spu(op, op.stock, inputs, repeats))
     if op.generic is not None:
-        sides["generic"] = _on_spu(op, op.generic, inputs, repeats)
-    first, *others = (_figures(op, inputs[0].size, want, *found) for found in (ours, *sides.values()))
-    return {**first, "dealer_bytes_per_element": dealt / inputs[0].size, "trust": TRUST, **dict(zip(sides, others, strict=True))}
+        found["generic"] = figures(*_on_spu(op, op.generic, inputs, repeats))
+    return found
 
 
 _FIGURES = f"{'B/elem':>8} {'messages':>8} {'error':>8} {'seconds':>8}"

@@ -47,8 +47,8 @@ TABLE_BITS = 19
 """Fraction bits of the embedding table, which is also the output layer's where they are tied."""
 
 
-_PASS = 64  # tokens of one pass at most: messages hardly count then, and programs compile in seconds
-_SCORES = 1 << 19  # of one layer in one pass at most: their tables take half a KB each
+_PASS = 128  # tokens of one pass at most: messages hardly count then, and programs compile in seconds
+_SCORES = 1 << 20  # of one layer in one pass at most: their tables take half a KB each
 
 
 class AssistedDecoder:

@@ -19,7 +19,7 @@ from ..models.plain import PlainDecoder
 from ..progress import Progress, silent
 from ..runtime import Program, ProtocolConfig, Session, Slot
 
-_SMALLEST_WINDOW = 32  # cache rows looked at; windows double from here, so that few programs are compiled
+_SMALLEST_WINDOW = 32  # cache rows looked at: this or half as much again, doubled as needed, so that few programs are compiled
 
 
 class SecureDecoder:
@@ -235,8 +235,10 @@ def vocabulary_block(decoder: Decoder, protocol: ProtocolConfig) -> int:
 
 
 def fitting_window(config: DecoderConfig, start: int, count: int, capacity: int) -> Window:
-    """The window of `count` tokens from position `start` over as few cache rows as a doubling allows."""
-    return window(config, start, count, min(bucket(start + count, _SMALLEST_WINDOW), capacity))
+    """The window of `count` tokens from position `start`, over as few cache rows as two sizes an octave allow."""
+    needed = start + count
+    sizes = (bucket(needed, _SMALLEST_WINDOW), bucket(needed, _SMALLEST_WINDOW * 3 // 2))
+    return window(config, start, count, min(*sizes, capacity))
 
 
 def bucket(count: int, smallest: int) -> int:

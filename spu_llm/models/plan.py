@@ -30,7 +30,7 @@ _EXP_TOP = 14.0  # scores so far above their reference stay in the table, cut
 _SCORE_MARGIN = 1.25
 _LEAST_SUM = 0.05
 _LEAST_NORMALISED = 0.06  # of sums brought near 1: those below 1/4, the first segment, are multiplied by 4
-_SUM_MARGIN = 0.25
+_SUM_MARGIN = 2.0  # logs of sums on other text were up to 4.5 above those on the calibration text, nearly always less than 2
 _ACTIVATION_MARGIN = 1.3
 _LEAST_LOG_SUM = -3.5  # of sums over exp(reference) that the tables of one stage take
 _ROUTING_SUM = 127.98  # largest sum of experts' weights in one table of the inverse; more takes a power of two
@@ -205,9 +205,9 @@ def _exponential(size: int) -> Table:
     return functions.exponential(_exp_low(segments), _LARGEST, segments)
 
 
-def _sum_size(log_sum: tuple[float, float]) -> int:
+def _sum_size(log_sum: tuple[float, float], margin: float = _SUM_MARGIN) -> int:
     for i, segments in enumerate(_SUM_SEGMENTS):
-        if log_sum[0] > _LEAST_LOG_SUM and log_sum[1] + _SUM_MARGIN < log(segments / 4):
+        if log_sum[0] > _LEAST_LOG_SUM and log_sum[1] + margin < log(segments / 4):
             return i
     return len(_SUM_SEGMENTS)
 
@@ -233,7 +233,7 @@ def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> Routin
         return RoutingPlan(SoftmaxPlan(_exponential(_exp_size("router", low - shift)), inverse), shift)
     shift = _public(largest - _LARGEST)
     if -shift > _LEAST_LOG_SUM:
-        return RoutingPlan(_softmax(_exp_size("router", low - shift), _sum_size((-shift, _LARGEST))), shift)
+        return RoutingPlan(_softmax(_exp_size("router", low - shift), _sum_size((-shift, _LARGEST), margin=0.0)), shift)
     reach = (_LARGEST - _LEAST_LOG_SUM - log(config.experts_per_token)) / _SCORE_MARGIN
     raise UserError(
         f"an expert's logit is {high:.1f} above the mean of its router on the calibration text; tables of the weights' sum reach "

@@ -62,7 +62,7 @@ def _gelu_tanh_gate(x: Array) -> Array:
 
 def exact(name: str) -> Callable[[Array], Array]:
     """The function that chains of this name stand for, in float64."""
-    return {
+    functions: dict[str, Callable[[Array], Array]] = {
         "exponential": np.exp,
         "silu": lambda x: x * special.expit(x),
         "gelu": lambda x: x * special.ndtr(x),
@@ -72,24 +72,34 @@ def exact(name: str) -> Callable[[Array], Array]:
         "gelu_tanh_tail": lambda x: x * _gelu_tanh_gate(-x),
         "inverse_root": lambda x: x**-0.5,
         "reciprocal": lambda x: 1 / x,
-    }[name]
+    }
+    return functions[name]
+
+
+_EXPONENTIALS = ((-16.0, 2.0, 5), (-32.0, 4.0, 6), (-64.0, 8.0, 6), (-128.0, 8.0, 7))
+_EVEN = {
+    "silu": ((8.0, 5), (12.0, 6), (16.0, 7)),
+    "gelu": ((6.0, 5), (8.0, 6), (12.0, 7)),
+    "gelu_tanh": ((6.0, 5), (8.0, 6), (12.0, 7)),
+}
+_TAILS = {
+    "silu_tail": ((32.0, 5), (48.0, 5), (64.0, 6)),
+    "gelu_tail": ((16.0, 5), (32.0, 6)),
+    "gelu_tanh_tail": ((16.0, 5), (32.0, 6)),
+}
+_POWERS = (("inverse_root", -0.5, 27.5, 5), ("inverse_root", -0.5, 4.2, 3), ("reciprocal", -1.0, 4.2, 3))
 
 
 def targets() -> Iterator[tuple[str, Target]]:
     """Every chain of the table, by name."""
-    for low, high, levels in ((-16.0, 2.0, 5), (-32.0, 4.0, 6), (-64.0, 8.0, 6), (-128.0, 8.0, 7)):
+    for low, high, levels in _EXPONENTIALS:
         yield "exponential", Target(np.exp, _softmax_size, low, high, levels, "power")
-    even = {"silu": ((8, 5), (12, 6), (16, 7)), "gelu": ((6, 5), (8, 6), (12, 7)), "gelu_tanh": ((6, 5), (8, 6), (12, 7))}
-    for name, cases in even.items():
-        for high, levels in cases:
-            yield name, Target(exact(name), _one, -high, high, levels, "even")
-    tails = {"silu_tail": ((32, 5), (48, 5), (64, 6)), "gelu_tail": ((16, 5), (32, 6)), "gelu_tanh_tail": ((16, 5), (32, 6))}
-    for name, cases in tails.items():
-        for high, levels in cases:
-            yield name, Target(exact(name), _one, 0.0, high, levels, "free")
-    for name, degree, cases in (("inverse_root", -0.5, ((27.5, 5), (4.2, 3))), ("reciprocal", -1.0, ((4.2, 3),))):
-        for ratio, levels in cases:
-            yield name, Target(exact(name), exact(name), 1 / ratio, 1.0, levels, "power law", degree)
+    for kind, sizes in (("even", _EVEN), ("free", _TAILS)):
+        for name, cases in sizes.items():
+            for high, levels in cases:
+                yield name, Target(exact(name), _one, -high if kind == "even" else 0.0, high, levels, kind)
+    for name, degree, ratio, levels in _POWERS:
+        yield name, Target(exact(name), exact(name), 1 / ratio, 1.0, levels, "power law", degree)
 
 
 def grid(low: float, high: float, count: int) -> Array:
