@@ -31,7 +31,7 @@ from ..progress import Progress, silent
 from ..runtime import Phase, Session
 from ..runtime.assisted import offline
 from ..runtime.workspace import workspace
-from ..soal.prepared import load_prepared
+from ..soal.prepared import Prepared, load_prepared
 from .schema import Experiment
 
 SCHEMA = 1
@@ -102,15 +102,21 @@ def _decoder(
         new_tokens = experiment.generation.new_tokens
         facts = Facts(experiment.model.name, len(experiment.prefix), prompt_tokens, new_tokens, capacity)
         supply = open_material(experiment.material, facts, _PATIENCE)
-    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges, supply)
+    rows = None if experiment.soal is None else _prepared(experiment).prefix_rows
+    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges, supply, rows)
 
 
 def _measured(experiment: Experiment, checkpoint: Checkpoint, progress: Progress) -> tuple[Calibration, RangeReport]:
     """What the owner measured: from the prepared file if there is one."""
     if experiment.soal is None:
         return calibration_for(experiment.model, checkpoint, progress)
-    prepared = load_prepared(experiment.soal, content_digest(experiment.model.locate()))
+    prepared = _prepared(experiment)
     return prepared.calibration, prepared.ranges
+
+
+def _prepared(experiment: Experiment) -> Prepared:
+    assert experiment.soal is not None
+    return load_prepared(experiment.soal, content_digest(experiment.model.locate()))
 
 
 def _ranges(decoder: SecureDecoder | AssistedDecoder) -> dict[str, Any] | None:
@@ -187,7 +193,7 @@ def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], 
             )
     capacity = _capacity(experiment, checkpoint, prompt)
     if experiment.soal is not None:
-        load_prepared(experiment.soal, content_digest(experiment.model.locate()))
+        _prepared(experiment)
     _check_disk(experiment, checkpoint)
     return checkpoint, tokenizer, prompt, capacity
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from ..models.cache import cache_shape
+from ..models.cache import LayerCache, cache_shape
 from ..models.calibration import Calibration
 from ..models.decoder import Decoder, path_name
 from ..models.fixed_block import (
@@ -29,7 +29,7 @@ from ..models.fixed_block import (
     with_reference,
 )
 from ..models.folded import centred_rows, fold_layer
-from ..models.plain import PlainDecoder
+from ..models.plain import prefix_cache
 from ..models.plan import plan_model
 from ..models.plan_check import RangeReport
 from ..primitives.attention import Place, RowCache
@@ -68,6 +68,7 @@ class AssistedDecoder:
         prefix: Sequence[int] = (),
         ranges: RangeReport | None = None,
         supply: Supply | None = None,
+        prefix_rows: Sequence[LayerCache] | None = None,
     ):
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
@@ -80,6 +81,7 @@ class AssistedDecoder:
         self.ranges = ranges
         self._calibration = calibration
         self._prefix = list(prefix)
+        self._prefix_rows = prefix_rows
         self._block_rows = vocabulary_block(decoder, session.protocol)
         self._layers: list[BlockParams] = []
         self._layer_slots: dict[BlockPlan, BlockParams] = {}
@@ -198,11 +200,9 @@ class AssistedDecoder:
         return Fixed(self.assisted.mask_operand(name, raw, "owner"), bits), Fixed(OperandSlot(name, raw.shape), bits)
 
     def _mask_cache(self, progress: Progress) -> None:
-        plain = PlainDecoder(self.decoder, self.capacity)
-        if self._prefix:
-            plain.advance(self._prefix)
+        cache = prefix_cache(self.decoder, self._prefix, self.capacity, self._prefix_rows)
         self._cache = []
-        for i, rows in enumerate(progress(plain.cache, "sharing the prefix", "layer")):
+        for i, rows in enumerate(progress(cache, "sharing the prefix", "layer")):
             kept = [
                 self.assisted.mask_operand(f"cache.{i}.{part}", encode(value, BITS), "owner", grows=True)
                 for part, value in zip(("keys", "values"), rows, strict=True)

@@ -15,7 +15,7 @@ from ..models.cache import LayerCache, Window, cache_shape, window
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, path_name
 from ..models.narrow import NarrowDecoder
-from ..models.plain import PlainDecoder
+from ..models.plain import prefix_cache
 from ..progress import Progress, silent
 from ..runtime import Program, ProtocolConfig, Session, Slot
 
@@ -111,10 +111,8 @@ class SecureDecoder:
         self._slots = jax.tree_util.tree_unflatten(tree, [Slot(v.shape, v.dtype) for _, v in leaves])
 
     def _share_cache(self, progress: Progress) -> None:
-        plain = PlainDecoder(self.decoder, self.capacity)
-        if self._prefix:
-            plain.advance(self._prefix)
-        for names, rows in zip(progress(self._cache, "sharing the prefix", "layer"), plain.cache, strict=True):
+        cache = prefix_cache(self.decoder, self._prefix, self.capacity)
+        for names, rows in zip(progress(self._cache, "sharing the prefix", "layer"), cache, strict=True):
             self.session.share(names.keys, np.asarray(rows.keys), "owner")
             self.session.share(names.values, np.asarray(rows.values), "owner")
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .cache import empty_cache, window
+from .cache import LayerCache, empty_cache, window
 from .decoder import Decoder
 
 
@@ -39,3 +39,18 @@ class PlainDecoder:
         self.length += len(ids)
         table = params["embed" if self.decoder.config.tied_head else "head"]["table"]
         return np.asarray(self._logits(params["final"], table, x))
+
+
+def prefix_cache(
+    decoder: Decoder, prefix: Sequence[int], capacity: int, rows: Sequence[LayerCache] | None = None
+) -> list[LayerCache]:
+    """A cache of `capacity` rows a layer that begins with a prefix: its rows [prefix, ...] if they are there, else computed."""
+    if rows is None:
+        plain = PlainDecoder(decoder, capacity)
+        if prefix:
+            plain.advance(prefix)
+        return plain.cache
+    cache = empty_cache(decoder.config, capacity)
+    for layer, found in zip(cache, rows, strict=True):
+        layer.keys[: len(prefix)], layer.values[: len(prefix)] = found.keys, found.values
+    return cache

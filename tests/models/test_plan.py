@@ -51,7 +51,7 @@ def ranges(draw, family):
     return LayerRanges(
         *squares,
         (draw(st.sampled_from([-1.0, -39.1, -39.3, -90.0, -91.0, -192.7])), 5.0),
-        (draw(st.sampled_from([-5.0, -3.51, -3.49, 0.0])), draw(st.sampled_from([0.5, 3.8, 4.0, 6.6, 6.7]))),
+        (draw(st.sampled_from([-5.0, -3.51, -3.49, 0.0])), draw(st.sampled_from([0.5, 2.1, 2.2, 4.9, 5.0, 11.0]))),
         (-draw(st.floats(0.1, low)), draw(st.floats(0.1, high))),
         (-draw(st.floats(0.1, 4.0)), draw(st.floats(0.1, 4.0))),
     )
@@ -75,7 +75,7 @@ def check_softmax(plan, layer):
     assert plan.exp.low < 1.25 * layer.relative[0] and plan.exp.high >= 14
     x = np.linspace(max(plan.exp.low, -3.0), 6.0, 50)
     assert off(plan.exp, np.exp, x) < 1e-2
-    sums = np.geomspace(*np.exp(layer.log_sum), 99)
+    sums = np.geomspace(np.exp(layer.log_sum[0]), np.exp(layer.log_sum[1] + 1.9), 99)  # other text has larger ones
     if plan.refinement is not None:
         assert plan.refinement.exp.low < 1.25 * layer.relative[0] / 2
         sums = np.geomspace(1 / 1024, 1.0, 99)
@@ -141,7 +141,7 @@ STEPS = {
     "norm": ("attention_squares", [(1.0, top) for top in (7.9, 8.1, 31.0, 33.0, 127.0, 129.0)], [0, 1, 1, 2, 2, 3]),
     "ffn norm": ("ffn_squares", [(1.0, 7.9), (1.0, 8.1), (1.0, 511.0)], [0, 1, 3]),
     "exp": ("relative", [(low, 0.0) for low in (-39.1, -39.3, -90.3, -90.5, -192.0)], [0, 1, 1, 2, 2]),
-    "sums": ("log_sum", [(-3.4, 3.9), (-1.0, 3.95), (-1.0, 6.6), (-1.0, 6.7), (-3.6, 1.0)], [0, 1, 1, 2, 2]),
+    "sums": ("log_sum", [(-3.4, 2.1), (-1.0, 2.2), (-1.0, 4.9), (-1.0, 5.0), (-3.6, 1.0)], [0, 1, 1, 2, 2]),
 }
 
 
@@ -189,7 +189,7 @@ def test_the_cheapest_pair_is_merged(family, data):
     config = CONFIGS[family]
     kinds = st.builds(
         LayerRanges, st.just((1.0, 1.0)), st.sampled_from([around(1.0, r) for r in (1, 20, 100, 500)]),
-        st.sampled_from([(-10.0, 3.0), (-60.0, 3.0), (-150.0, 3.0)]), st.sampled_from([(-1.0, 1.0), (-1.0, 5.0), (-1.0, 9.0)]),
+        st.sampled_from([(-10.0, 3.0), (-60.0, 3.0), (-150.0, 3.0)]), st.sampled_from([(-1.0, 1.0), (-1.0, 4.0), (-1.0, 9.0)]),
         st.sampled_from([(-3.0, 3.0), (-10.0, 10.0) if family == "gpt2" else (-30.0, 20.0), (-48.0, 48.0)]),
     )  # fmt: skip
     several = data.draw(st.lists(kinds, min_size=3, max_size=5, unique=True))

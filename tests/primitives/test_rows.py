@@ -26,7 +26,9 @@ class Growing:
         self.session, self.supply = session, LiveSupply()
         self.assisted = Assisted(session, self.supply)
         self.writes = 0
-        self.assisted.mask_operand("cache", np.zeros((CAPACITY, WIDTH), np.int64) if initial is None else initial, "owner", grows=True)
+        self.assisted.mask_operand(
+            "cache", np.zeros((CAPACITY, WIDTH), np.int64) if initial is None else initial, "owner", grows=True
+        )
 
     def write(self, rows, start, shift=0):
         """Write rows and sum up the cache as far as they reach; (sums, cost)."""
