@@ -188,11 +188,12 @@ def _norm(config: DecoderConfig, size: int) -> NormPlan:
 
 def _exp_size(where: str, relative: float) -> int:
     for i, segments in enumerate(_EXP_SEGMENTS):
-        if relative * _SCORE_MARGIN > max(_exp_low(segments), 2 * _exp_low(_EXP_SEGMENTS[1])):  # a refinement takes half of it
+        reach = max(_exp_low(segments), 2 * _exp_low(_EXP_SEGMENTS[1])) / _SCORE_MARGIN  # a refinement takes half of the scores
+        if relative > reach:
             return i
     raise UserError(
         f"{where}: scores fall {-relative:.0f} below their reference on the calibration text; the table of exp reaches "
-        f"{-_exp_low(segments) / _SCORE_MARGIN:.0f}; give the model a prefix that takes its outliers (prefix in the model's config)"
+        f"{-reach:.0f}; give the model a prefix that takes its outliers (prefix in the model's config)"
     )
 
 
@@ -234,7 +235,8 @@ def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> Routin
     shift = _public(largest - _LARGEST)
     if -shift > _LEAST_LOG_SUM:
         return RoutingPlan(_softmax(_exp_size("router", low - shift), _sum_size((-shift, _LARGEST), margin=0.0)), shift)
-    reach = (_LARGEST - _LEAST_LOG_SUM - log(config.experts_per_token)) / _SCORE_MARGIN
+    most = _public(-_LEAST_LOG_SUM) - 0.5  # the largest shift, which comes in halves
+    reach = (_LARGEST + most - log(config.experts_per_token)) / _SCORE_MARGIN
     raise UserError(
         f"an expert's logit is {high:.1f} above the mean of its router on the calibration text; tables of the weights' sum reach "
         f"{reach:.1f}; use a model with smaller router weights"

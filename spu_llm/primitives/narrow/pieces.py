@@ -4,7 +4,7 @@ All comparisons with low * 4^j are made at once, their bits times x bring it int
 bits times the result take the power of 4 out again. SOAL's reciprocal by most significant bit is of this kind, with base 2, a
 quadratic start and two Newton steps. Everything that multiplies is a power of 2 and exact.
 
-For j steps and k squarings on SEMI2K: 2 k + 12 messages, 88 j + 20 k + 12 bytes.
+For j steps and k squarings on SEMI2K: 2 k + 13 messages, 89 j + 20 k + 12 bytes.
 """
 
 from __future__ import annotations
