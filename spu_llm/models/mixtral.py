@@ -42,13 +42,18 @@ class Block(llama.Block):
 
 
 def routing(logits: jax.Array, k: int) -> jax.Array:
-    """[n, experts] -> the softmax of each row's k largest logits, 0 for the others; of equal logits the first ones are taken.
+    """[n, experts] -> the softmax of each row's k largest logits, 0 for the others; of equal logits the first ones are taken."""
+    return softmax(logits, largest(logits, k))
+
+
+def largest(logits: jax.Array, k: int) -> jax.Array:
+    """[n, experts] bool: where each row's k largest logits are.
 
     All pairs are compared in one operation, experts being few; the k largest are those that lost fewer than k times.
     """
     shifts = range(1, logits.shape[1])
     if k == logits.shape[1]:
-        return softmax(logits, jnp.ones(logits.shape, bool))
+        return jnp.ones(logits.shape, bool)
     first = jnp.concatenate([logits[:, :-s] for s in shifts], axis=1)
     second = jnp.concatenate([logits[:, s:] for s in shifts], axis=1)
     lost = (first < second).astype(jnp.int32)  # so the first of a pair wins where they are equal
@@ -56,7 +61,7 @@ def routing(logits: jax.Array, k: int) -> jax.Array:
     rank = jnp.zeros(logits.shape, jnp.int32)
     for s, part in zip(shifts, jnp.split(lost, ends[:-1], axis=1), strict=True):
         rank = rank + jnp.pad(part, ((0, 0), (0, s))) + jnp.pad(1 - part, ((0, 0), (s, 0)))
-    return softmax(logits, rank < k)
+    return rank < k
 
 
 def read_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -88,4 +93,4 @@ def read_params(tensor: Reader, config: DecoderConfig) -> Params:
     return llama.read_params(tensor, config, read_feed_forward)
 
 
-__all__ = ["Block", "FinalNorm", "read_config", "read_params", "routing"]
+__all__ = ["Block", "FinalNorm", "largest", "read_config", "read_params", "routing"]

@@ -52,7 +52,8 @@ def plan_narrow(config: DecoderConfig, calibration: Calibration, capacity: int, 
     activations = _two_kinds([_activation(config, f"layer {i}", layer.activation) for i, layer in enumerate(layers)])
     softmax = _softmax(layers, capacity)
     leading = prefix + 1 if calibration.reference == "maxima" else 0
-    plans = tuple(LayerPlan(n, softmax, a, leading, joint) for n, a in zip(norms, activations, strict=True))
+    routing = _routing(config, layers)
+    plans = tuple(LayerPlan(n, softmax, a, leading, joint, routing) for n, a in zip(norms, activations, strict=True))
     return NarrowPlan(plans, _norm("final norm", _ratio(calibration.final_squares)))
 
 
@@ -85,6 +86,18 @@ def _softmax(layers: tuple[LayerRanges, ...], length: int) -> SoftmaxPlan:
         return softmax_plan(wide, (log_sum[0] - margin, log_sum[1] + margin), length)
     except ValueError as error:
         raise UserError(f"scores less their reference on the calibration text: {error}; {_REMEDY}") from None
+
+
+def _routing(config: DecoderConfig, layers: tuple[LayerRanges, ...]) -> SoftmaxPlan | None:
+    """The largest of some logits whose mean is 0 is not below 0, so the sum of exponentials is not below 1."""
+    if config.experts is None or config.experts_per_token is None:
+        return None
+    low = min(layer.router[0] for layer in layers) * _SCORE_MARGIN
+    high = max(layer.router[1] for layer in layers) * _SCORE_MARGIN
+    try:
+        return softmax_plan((low, high), (0.0, high + float(np.log(config.experts_per_token))), config.experts)
+    except ValueError as error:
+        raise UserError(f"experts' logits on the calibration text: {error}; use a model with smaller router weights") from None
 
 
 def _two_kinds(plans: list[Any]) -> list[Any]:

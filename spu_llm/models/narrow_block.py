@@ -21,7 +21,7 @@ from ..primitives.narrow.softmax import SoftmaxPlan, conformant_maximum, inverse
 from .cache import LayerCache, Window
 from .config import DecoderConfig
 from .layers import rotate
-from .mixtral import routing
+from .mixtral import largest
 
 PHI_BITS = 18
 """A norm's factor is held times 2 to this, and the product divided by it: mean squares span more than one format's bits."""
@@ -60,7 +60,8 @@ class LayerPlan:
 
     activation: None is ReLU. leading: how many first columns are compared for a conformant maximum, with the last two; 0: the
     reference is learned, or where `params.offsets` is None the score of position 0. joint: whether one token's heads share a
-    product (2 messages for 2 a head; more bytes and, in CHEETAH, more time).
+    product (2 messages for 2 a head; more bytes and, in CHEETAH, more time). routing: the softmax of experts' logits, whose mean
+    is 0, over the largest of them.
     """
 
     norm: Chain | Pieces
@@ -68,6 +69,7 @@ class LayerPlan:
     activation: ActivationPlan | None
     leading: int = 0
     joint: bool = False
+    routing: SoftmaxPlan | None = None
 
 
 def block(
@@ -169,4 +171,6 @@ def _activate(config: DecoderConfig, plan: LayerPlan, h: jax.Array) -> jax.Array
     units = activation(gate, plan.activation) * up
     if config.experts_per_token is None:
         return units
-    return units * jnp.repeat(routing(router, config.experts_per_token), config.ffn, axis=1)
+    assert plan.routing is not None
+    chosen = softmax_weights(router, largest(router, config.experts_per_token), plan.routing)
+    return units * jnp.repeat(chosen * inverse_sum(chosen, plan.routing), config.ffn, axis=1)

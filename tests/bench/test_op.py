@@ -82,7 +82,7 @@ def test_command_prints_a_row_each(monkeypatch):
     assert lines[0] == HEADER
     assert [line.split()[0] for line in lines[1:]] == ["truncate", "product", "Bytes", "trust:"]
     assert lines[1].split()[1:3] == ["8.0", "1"]
-    assert len(lines[1]) == len(lines[2]) == len(HEADER)
+    assert len(lines[1]) == len(lines[2]) <= len(HEADER)
     every = json.loads(run("--op", "all", "--elements", "50", "--repeats", "1", "--json").output)
     assert list(every) == ["truncate", "product"]
 

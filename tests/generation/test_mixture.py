@@ -88,13 +88,14 @@ def test_dealer(checkpoint, texts):
 
 @pytest.mark.parametrize(("experts", "k", "messages"), [(1, 1, 5), (3, 1, 6), (4, 4, 5)])
 def test_numbers_of_experts(experts, k, messages, checkpoint, texts):
-    """Without comparisons, where all are chosen, one message fewer."""
+    """Without comparisons, where all are chosen, one message fewer; a power of two for their sum, early as it is, costs one."""
     decoder = variant(checkpoint.decoder, experts, k)
     with Session(ProtocolConfig()) as session:
         assisted = AssistedDecoder(session, decoder, calibrate(decoder, texts), CAPACITY)
         assisted.set_up()
         assert compare(assisted, decoder, [TOKEN], 4, session) < 0.1
-        assert session.phases["prefill"].messages == 10 + attention_messages(assisted) + 3 + messages
+        powers = experts == k and assisted.plan.blocks[0].routing.softmax.power is not None
+        assert session.phases["prefill"].messages == 10 + attention_messages(assisted) + 3 + messages + powers
 
 
 def test_a_router_out_of_scale_ends_in_an_error(checkpoint, texts):

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .chain import Chain
+from .coefficients import chains
 from .exponential import exponential, exponential_plan
 from .maximum import largest
 from .pieces import Pieces
@@ -26,7 +27,7 @@ _LARGEST_SUM, _LEAST_SUM = 2.0**8, 2.0**-9  # beyond, the inverse of a sum, or t
 class SoftmaxPlan:
     """exp: of score - reference - drop, or of half of it; inverse: of the sum of weights.
 
-    halved: where sums span too much, weights are the squares of exp((score - reference) / 2) over its sum, whose inverse this is.
+    halved: where scores or sums span too much, weights are the squares of exp((score - reference) / 2) over its sum, whose inverse this is.
     Their sum lies between 1 / length and 1 whatever the reference missed. 2 k + 17 messages and 44 bytes a score more on SEMI2K.
     """
 
@@ -50,7 +51,7 @@ def softmax_weights(relative: Any, mask: Any, plan: SoftmaxPlan) -> Any:
     if plan.halved is None:
         return weights
     normal = weights * _inverse_sum(weights, plan.halved)
-    return normal * normal
+    return jnp.where(mask, normal * normal, 0.0)  # CHEETAH may truncate 0 to a unit less
 
 
 def inverse_sum(weights: Any, plan: SoftmaxPlan) -> Any:
@@ -78,7 +79,7 @@ def softmax_plan(relative: tuple[float, float], log_sum: tuple[float, float], le
     Raises ValueError where no plan reaches so far.
     """
     inverse, drop = _inverse(*log_sum)
-    if inverse is not None:
+    if inverse is not None and relative[0] - drop >= chains("exponential")[-1].low:
         return SoftmaxPlan(exponential_plan(relative[0] - drop, relative[1] - drop), inverse, drop)
     # the sum of square roots lies between the root of the sum and that of length times the sum
     half = log_sum[0] / 2, (log_sum[1] + log(length)) / 2
