@@ -24,7 +24,7 @@ PREFIX = (7, 8)
 ONE_HEAD_UNTIED = LLAMA | {"num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": False}
 GPT2_LAYER = GPT2 | {"n_layer": 1}
 OPT_LAYER = OPT | {"num_hidden_layers": 1}
-ERROR = 0.05
+ERROR = 0.1  # of logits up to 7: roundings are random, mostly 0.01 and seldom more than 0.05
 
 
 def calibrated(decoder):

@@ -27,8 +27,9 @@ _LARGEST_SUM, _LEAST_SUM = 2.0**8, 2.0**-9  # beyond, the inverse of a sum, or t
 class SoftmaxPlan:
     """exp: of score - reference - drop, or of half of it; inverse: of the sum of weights.
 
-    halved: where scores or sums span too much, weights are the squares of exp((score - reference) / 2) over its sum, whose inverse this is.
-    Their sum lies between 1 / length and 1 whatever the reference missed. 2 k + 17 messages and 44 bytes a score more on SEMI2K.
+    halved: where scores or sums span too much, weights are the squares of exp((score - reference) / 2) over its sum, whose inverse
+    this is. Their sum lies between 1 / length and 1 whatever the reference missed. 2 k + 17 messages and 44 bytes a score more on
+    SEMI2K.
     """
 
     exp: Chain
