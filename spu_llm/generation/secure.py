@@ -72,7 +72,7 @@ class SecureDecoder:
         if self.length + count > self.capacity:
             raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
         padded = self._padded(count)
-        self._embed([*tokens, *[0] * (padded - count)])
+        self._embed([*tokens, *[tokens[-1]] * (padded - count)])  # one whose values are usual, as narrowed functions want them
         self._layers(padded)
         self.length += count
         return self._logits(padded, range(count - 1, count) if last_only else range(count))
