@@ -92,9 +92,9 @@ def generic_layer(
     config: DecoderConfig, params: Any, x: np.ndarray, cache: LayerCache, place: Window, protocol: ProtocolConfig, repeats: int
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The layer on SPU with narrowed functions, softmax relative to position 0; ranges are those of usual models."""
-    softmax = softmax_plan(_RELATIVE, (_RELATIVE[0] / 6, _RELATIVE[1] + log(place.mask.shape[1])), place.mask.shape[1])
+    softmax = softmax_plan(_RELATIVE, (0.0, _RELATIVE[1] + log(place.mask.shape[1])), place.mask.shape[1])
     activation = None if config.family == "opt" else activation_plan(*_ACTIVATION.get(config.family, ("silu", 16.0)))
-    plan = LayerPlan(inverse_root_plan(_SQUARES), softmax, activation, joint=protocol.name != "CHEETAH")
+    plan = LayerPlan(inverse_root_plan(_SQUARES), softmax, activation)
     near_one = (0.5, 2.0)
     ranges = LayerRanges(near_one, near_one, (0, 0), (0, 0), (0, 0))
     narrow = narrow_layer(config, plan, fold_layer(config, params), ranges, None)

@@ -172,8 +172,7 @@ def _stock(prompt: Prompt, protocol: ProtocolConfig, runs: Any) -> tuple[dict[st
 
 def _narrowed(prompt: Prompt, protocol: ProtocolConfig, runs: Any) -> tuple[dict[str, Any], Any]:
     """A norm's numbers are secret inputs."""
-    joint = protocol.name != "CHEETAH"
-    narrow = narrow_decoder(prompt.decoder, calibrated(prompt), len(prompt.tokens), joint=joint)
+    narrow = narrow_decoder(prompt.decoder, calibrated(prompt), len(prompt.tokens))
     plan, params = narrow.plan.layers[0], narrow.params["layers"][0]
     assert plan.activation is not None
     return {

@@ -94,8 +94,7 @@ def _decoder(
         return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
     calibration, ranges = _measured(experiment, checkpoint, progress)
     if experiment.ops == "generic":
-        joint = experiment.protocol.name != "CHEETAH"  # where one product for all heads takes longer than one a head
-        narrow = narrow_decoder(checkpoint.decoder, calibration, capacity, len(experiment.prefix), joint)
+        narrow = narrow_decoder(checkpoint.decoder, calibration, capacity, len(experiment.prefix))
         return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix, narrow)
     supply = None
     if experiment.material is not None:

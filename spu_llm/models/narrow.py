@@ -44,7 +44,7 @@ class NarrowPlan:
     final: Chain | Pieces
 
 
-def plan_narrow(config: DecoderConfig, calibration: Calibration, capacity: int, prefix: int = 0, joint: bool = True) -> NarrowPlan:
+def plan_narrow(config: DecoderConfig, calibration: Calibration, capacity: int, prefix: int = 0) -> NarrowPlan:
     """Plans for the ranges of a calibration made after `prefix` tokens. Raises UserError where a range exceeds every plan."""
     layers = calibration.layers
     squares = [max(_ratio(layer.attention_squares), _ratio(layer.ffn_squares)) for layer in layers]
@@ -53,7 +53,7 @@ def plan_narrow(config: DecoderConfig, calibration: Calibration, capacity: int, 
     softmax = _softmax(layers, capacity)
     leading = prefix + 1 if calibration.reference == "maxima" else 0
     routing = _routing(config, layers)
-    plans = tuple(LayerPlan(n, softmax, a, leading, joint, routing) for n, a in zip(norms, activations, strict=True))
+    plans = tuple(LayerPlan(n, softmax, a, leading, routing) for n, a in zip(norms, activations, strict=True))
     return NarrowPlan(plans, _norm("final norm", _ratio(calibration.final_squares)))
 
 
@@ -156,10 +156,10 @@ class NarrowDecoder:
         return h + params["bias"] if "bias" in params else h
 
 
-def narrow_decoder(decoder: Decoder, calibration: Calibration, capacity: int, prefix: int = 0, joint: bool = True) -> NarrowDecoder:
+def narrow_decoder(decoder: Decoder, calibration: Calibration, capacity: int, prefix: int = 0) -> NarrowDecoder:
     """The decoder narrowed to a calibration's ranges, for caches of `capacity` rows. Raises UserError as `plan_narrow`."""
     config = decoder.config
-    plan = plan_narrow(config, calibration, capacity, prefix, joint)
+    plan = plan_narrow(config, calibration, capacity, prefix)
     learned = calibration.reference == "learned"
     layers = [
         narrow_layer(config, each, fold_layer(config, params), ranges, (reference, capacity) if learned else None)

@@ -59,16 +59,14 @@ class LayerPlan:
     """The functions of a layer.
 
     activation: None is ReLU. leading: how many first columns are compared for a conformant maximum, with the last two; 0: the
-    reference is learned, or where `params.offsets` is None the score of position 0. joint: whether one token's heads share a
-    product (2 messages for 2 a head; more bytes and, in CHEETAH, more time). routing: the softmax of experts' logits, whose mean
-    is 0, over the largest of them.
+    reference is learned, or where `params.offsets` is None the score of position 0. routing: the softmax of experts' logits, whose
+    mean is 0, over the largest of them.
     """
 
     norm: Chain | Pieces
     softmax: SoftmaxPlan
     activation: ActivationPlan | None
     leading: int = 0
-    joint: bool = False
     routing: SoftmaxPlan | None = None
 
 
@@ -111,11 +109,10 @@ def _attend(
     origin = (window.start, jnp.int32(0), jnp.int32(0))
     cache = LayerCache(*(jax.lax.dynamic_update_slice(old, new, origin) for old, new in zip(cache, (k, v), strict=True)))
     keys, values = cache.keys[:length], cache.values[:length]
-    joint = plan.joint and n == 1
-    scores = _joint_scores(q, keys) if joint else _scores(q, keys)  # [heads, n, length]
+    scores = _joint_scores(q, keys) if n == 1 else _scores(q, keys)  # [heads, n, length]
     relative = scores - (reference.T[..., None] if reference.size else _score_reference(plan, scores, window))
     weights = softmax_weights(relative, window.mask, plan.softmax)
-    mixed = _joint_mixed(weights, values) if joint else _mixed(weights, values)  # [heads, n, head_width]
+    mixed = _joint_mixed(weights, values) if n == 1 else _mixed(weights, values)  # [heads, n, head_width]
     mixed = mixed * inverse_sum(weights, plan.softmax)
     return mixed.transpose(1, 0, 2).reshape(n, -1), cache
 
@@ -144,7 +141,7 @@ def _mixed(weights: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _joint_scores(q: jax.Array, keys: jax.Array) -> jax.Array:
-    """One product for all heads of one token: each head's query stands in the columns of its group, with zeros in the others'."""
+    """One product for all heads of one token, 2 messages and not 2 a key head: a query stands in its group's columns, 0 beside."""
     heads, groups = q.shape[1], keys.shape[1]
     wide = jnp.where(_own_group(heads, groups), q[0][:, None], 0.0).reshape(heads, -1)
     return (wide @ keys.reshape(len(keys), -1).T)[:, None]

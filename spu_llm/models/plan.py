@@ -18,10 +18,10 @@ from ..dealer.table import Table
 from ..errors import UserError
 from ..primitives import functions
 from ..primitives.attention import Refinement, SoftmaxPlan
-from ..primitives.norm import NormPlan, root_table
+from ..primitives.norm import NormPlan, root_table, rounded_phi
 from .calibration import Calibration, LayerRanges
 from .config import DecoderConfig
-from .fixed_block import BlockPlan
+from .fixed_block import STREAM_BITS, BlockPlan
 from .fixed_experts import RoutingPlan
 
 _MARGIN = 2.0  # how far beyond what was seen a range of mean squares is made to reach
@@ -33,6 +33,7 @@ _LEAST_NORMALISED = 0.06  # of sums brought near 1: those below 1/4, the first s
 _SUM_MARGIN = 2.0  # logs of sums on other text were up to 4.5 above those on the calibration text, nearly always less than 2
 _ACTIVATION_MARGIN = 1.3
 _LEAST_LOG_SUM = -3.5  # of sums over exp(reference) that the tables of one stage take
+_HALF_SUM = 1024  # the table of its log takes a sum of exponentials of half the scores up to here
 _ROUTING_SUM = 127.98  # largest sum of experts' weights in one table of the inverse; more takes a power of two
 
 _NORM_SEGMENTS = (128, 512, 2048, 8192)
@@ -78,10 +79,15 @@ def plan_model(config: DecoderConfig, calibration: Calibration, programs: int = 
     wanted = [_sizes(config, i, layer) for i, layer in enumerate(calibration.layers)]
     routing = _routing(config, [layer.router for layer in calibration.layers])
     chosen = _merge(config, wanted, programs)
-    blocks = {sizes: _block(config, sizes, routing) for sizes in set(chosen.values())}
+    joined = [chosen[each] for each in wanted]
+    # the fewer bits that phi has beside a wider table can be too few: such a layer keeps what it asked for
+    sizes = tuple(
+        new if all(_holds(config, new.norm, squares) for squares in (layer.attention_squares, layer.ffn_squares)) else old
+        for new, old, layer in zip(joined, wanted, calibration.layers, strict=True)
+    )
+    blocks = {each: _block(config, each, routing) for each in set(sizes)}
     phis = tuple((_phi(layer.attention_squares), _phi(layer.ffn_squares)) for layer in calibration.layers)
-    final = _norm(config, _norm_size("final norm", calibration.final_squares))
-    sizes = tuple(chosen[each] for each in wanted)
+    final = _norm(config, _norm_size(config, "final norm", calibration.final_squares))
     return ModelPlan(tuple(blocks[each] for each in sizes), phis, final, _phi(calibration.final_squares), sizes)
 
 
@@ -145,11 +151,11 @@ def looked_up(config: DecoderConfig, plan: BlockPlan, context: int) -> list[tupl
 def _sizes(config: DecoderConfig, i: int, layer: LayerRanges) -> TableSizes:
     return TableSizes(
         max(
-            _norm_size(f"layer {i}, attention norm", layer.attention_squares),
-            _norm_size(f"layer {i}, ffn norm", layer.ffn_squares),
+            _norm_size(config, f"layer {i}, attention norm", layer.attention_squares),
+            _norm_size(config, f"layer {i}, ffn norm", layer.ffn_squares),
         ),
         _exp_size(f"layer {i}", layer.relative[0]),
-        _sum_size(layer.log_sum),
+        _layer_sum_size(f"layer {i}", layer.log_sum),
         _activation_size(config, f"layer {i}", layer.activation),
     )
 
@@ -165,15 +171,24 @@ def _phi(squares: tuple[float, float]) -> float:
     return float((squares[0] * squares[1]) ** -0.25)
 
 
-def _norm_size(where: str, squares: tuple[float, float]) -> int:
-    for i, segments in enumerate(_NORM_SEGMENTS):
-        if squares[1] / squares[0] * _MARGIN**2 <= _span(segments) ** 2:
+def _norm_size(config: DecoderConfig, where: str, squares: tuple[float, float]) -> int:
+    for i in range(len(_NORM_SEGMENTS)):
+        if _holds(config, i, squares):
             return i
+    widest = _norm(config, len(_NORM_SEGMENTS) - 1)
     raise UserError(
-        f"{where}: mean squares from {squares[0]:.3g} to {squares[1]:.3g} on the calibration text span more than the widest "
-        f"table's {_span(segments) ** 2:.0f} with a margin of {_MARGIN:g}; give the model a prefix that takes its outliers "
+        f"{where}: mean squares from {squares[0]:.3g} to {squares[1]:.3g} on the calibration text are more than the tables "
+        f"take: with a margin of {_MARGIN:g} they may span {_span(_NORM_SEGMENTS[-1]) ** 2:.0f}, and 1 over their middle has "
+        f"{widest.weight_bits(STREAM_BITS)} fraction bits; give the model a prefix that takes its outliers "
         "(prefix in the model's config)"
     )
+
+
+def _holds(config: DecoderConfig, size: int, squares: tuple[float, float]) -> bool:
+    """Whether a norm's table covers mean squares, with a margin, under phi as the ring holds it."""
+    norm, span = _norm(config, size), _span(_NORM_SEGMENTS[size])
+    weight = rounded_phi(_phi(squares), norm.weight_bits(STREAM_BITS)) ** 2
+    return weight * squares[0] / _MARGIN >= 1 / span and weight * squares[1] * _MARGIN <= span
 
 
 def _span(segments: int) -> float:
@@ -181,6 +196,7 @@ def _span(segments: int) -> float:
     return (segments / 4) ** 0.5
 
 
+@lru_cache
 def _norm(config: DecoderConfig, size: int) -> NormPlan:
     segments = _NORM_SEGMENTS[size]
     return NormPlan(root_table(config.width, 1 / _span(segments), _span(segments), segments), config.epsilon)
@@ -213,12 +229,23 @@ def _sum_size(log_sum: tuple[float, float], margin: float = _SUM_MARGIN) -> int:
     return len(_SUM_SEGMENTS)
 
 
+def _layer_sum_size(where: str, log_sum: tuple[float, float]) -> int:
+    """As `_sum_size`. The sum of square roots that refines a reference is at least the root of the sum; its table must reach it."""
+    reach = 2 * log(_HALF_SUM) - _SUM_MARGIN
+    if log_sum[1] > reach:
+        raise UserError(
+            f"{where}: the log of a softmax's sum is {log_sum[1]:.1f} above its reference on the calibration text; its tables "
+            f"reach {reach:.1f}; give the model a prefix that takes its outliers (prefix in the model's config)"
+        )
+    return _sum_size(log_sum)
+
+
 def _softmax(exp: int, size: int) -> SoftmaxPlan:
     """Sums straight from the first references where these are good, else from a refined one."""
     inverse = functions.reciprocal(_LEAST_NORMALISED, 3.96, 128, 3)
     if size < len(_SUM_SEGMENTS):
         return SoftmaxPlan(_exponential(exp), inverse, functions.power_of_two(_SUM_SEGMENTS[size], -2))
-    refinement = Refinement(_exponential(min(1, exp)), functions.twice_log(8192, -3))  # exp of half the scores
+    refinement = Refinement(_exponential(min(1, exp)), functions.twice_log(8 * _HALF_SUM, -3))  # exp of half the scores
     return SoftmaxPlan(_exponential(exp), inverse, functions.power_of_two(8192, -12), refinement)
 
 

@@ -46,12 +46,13 @@ def shifted(raw: Any, shift: int) -> Any:
     """raw >> shift by SPU's truncation: products of fixed-point numbers with 2^-step, steps of at most 16 bits.
 
     Right for |raw| < 2^(44 + min(shift, 16)), as tried on all three protocols; products with 2^-17 and less wrap at 2^46 already.
-    Half a unit is added between steps, for rounding, and because two products without it become one with 2^-shift.
+    A product rounds by chance, so that its mean is right. One is added between steps, far less than a unit of the result, because
+    two products without an addition between become one with 2^-shift.
     """
     step = min(shift, _STEP)
     while step > 0:
         raw = as_ring(as_real(raw) * 2.0**-step)
         shift -= step
         step = min(shift, _STEP)
-        raw = raw + ((1 << step) >> 1)
+        raw = raw + min(step, 1)
     return raw

@@ -57,7 +57,7 @@ def prepare(model: ModelConfig, rule: Rule, progress: Progress = silent) -> Prep
 
     Raises UserError for a model without causal order, without a calibration text, or whose ranges exceed every table.
     """
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     place = model.locate()
     refuse_encoder(place)
     checkpoint, identity = load_checkpoint(place), content_digest(place)
@@ -89,6 +89,7 @@ def prepare(model: ModelConfig, rule: Rule, progress: Progress = silent) -> Prep
         special=special,
         maxima=maxima,
         seconds=time.perf_counter() - started,
+        cpu_seconds=time.process_time() - worked,
     )
     return Prepared(facts, calibration.references, prefix_rows(decoder, prefix))
 

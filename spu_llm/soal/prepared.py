@@ -51,7 +51,8 @@ class SpecialReport:
 class Facts:
     """What the file says in JSON. checkpoint, text: SHA-256 of the model's files and of the calibration text.
 
-    layers: ranges under the chosen reference, over text and every token right after the prefix; tokens: of the text.
+    layers: ranges under the chosen reference, over text and every token right after the prefix; tokens: of the text. seconds,
+    cpu_seconds: of the last run, and what all of its threads worked, which other programs on the machine hardly change.
     """
 
     model: str
@@ -66,6 +67,7 @@ class Facts:
     special: SpecialReport
     maxima: MaximaReport
     seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)

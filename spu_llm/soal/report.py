@@ -51,6 +51,7 @@ def summary(prepared: Prepared) -> dict[str, Any]:
         "ranges": {**vars(facts.ranges), "outside_share_at_most": facts.ranges.bound},
         "phi": [float(prepared.phi.min()), float(prepared.phi.max())],
         "seconds": facts.seconds,
+        "cpu_seconds": facts.cpu_seconds,
     }
 
 
@@ -74,7 +75,7 @@ def lines(prepared: Prepared) -> str:
             f"log sums   learned {_text(found['learned']['log_sum'])}, maxima {_text(conformant['log_sum'])}, "
             f"sink {_text(sink['log_sum'])}",
             f"reference  {found['reference']} (messages added to a pass: {messages})",
-            f"seconds    {found['seconds']:.0f}",
+            f"seconds    {found['seconds']:.0f}, of processors {found['cpu_seconds']:.0f}",
         ]
     )
 

@@ -46,7 +46,7 @@ def around(middle, ratio):
 @st.composite
 def ranges(draw, family):
     """Of one layer, up to what the widest tables take."""
-    squares = [around(2.0 ** draw(st.integers(-6, 6)), draw(st.sampled_from([1, 5, 7.9, 8.1, 100, 511]))) for _ in range(2)]
+    squares = [around(2.0 ** draw(st.integers(-6, 6)), draw(st.sampled_from([1, 5, 7.9, 8.1, 100, 500]))) for _ in range(2)]
     low, high = (48, 48) if family == "gpt2" else (79, 50)
     return LayerRanges(
         *squares,
@@ -139,7 +139,7 @@ def test_equal_layers_share_one_plan():
 
 STEPS = {
     "norm": ("attention_squares", [(1.0, top) for top in (7.9, 8.1, 31.0, 33.0, 127.0, 129.0)], [0, 1, 1, 2, 2, 3]),
-    "ffn norm": ("ffn_squares", [(1.0, 7.9), (1.0, 8.1), (1.0, 511.0)], [0, 1, 3]),
+    "ffn norm": ("ffn_squares", [(1.0, 7.9), (1.0, 8.1), (1.0, 500.0)], [0, 1, 3]),
     "exp": ("relative", [(low, 0.0) for low in (-39.1, -39.3, -90.3, -90.5, -180.7)], [0, 1, 1, 2, 2]),
     "sums": ("log_sum", [(-3.4, 2.1), (-1.0, 2.2), (-1.0, 4.9), (-1.0, 5.0), (-3.6, 1.0)], [0, 1, 1, 2, 2]),
 }
@@ -213,10 +213,11 @@ def test_one_program_has_the_largest_of_everything():
     assert vars(plan.sizes[0]) == {name: max(getattr(size, name) for size in apart) for name in vars(plan.sizes[0])}
 
 
-WIDEST = "widest table's 2048 with a margin of 2;"
+WIDEST = "with a margin of 2 they may span 2048, and 1 over their middle has 13 fraction bits;"
 GPT2_ERRORS = [
     ({"attention_squares": (1.0, 513.0)}, f"layer 1, attention norm: mean squares from 1 to 513 .* {WIDEST}"),
     ({"ffn_squares": (1e-3, 1.0)}, f"layer 1, ffn norm: mean squares from 0.001 to 1 .* {WIDEST}"),
+    ({"log_sum": (-1.0, 12.0)}, "layer 1: the log of a softmax's sum is 12.0 above its reference .*; its tables reach 11.9;"),
     ({"relative": (-181.0, 1.0)}, "layer 1: scores fall 181 below their reference .*; the table of exp reaches 181;"),
     ({"activation": (-50.0, 1.0)}, "layer 1: the activation's inputs from -50 to 1 .*, with a margin of 1.3, exceed"),
     ({"activation": (-1.0, 50.0)}, "layer 1: the activation's inputs from -1 to 50 "),
@@ -230,6 +231,22 @@ def test_ranges_beyond_every_table(change, message):
         plan_model(CONFIGS["gpt2"], calibration(QUIET, replace(QUIET, **change), QUIET))
     assert str(caught.value).endswith("give the model a prefix that takes its outliers (prefix in the model's config)")
     assert "\n" not in str(caught.value)
+
+
+WIDE = LayerShape("gpt2", 768, 12, 12, 3072, 31).config()
+
+
+def test_phi_as_the_ring_holds_it():
+    """Large mean squares leave phi^2 few bits, fewer beside a wider table: it is served while it brings them near 1."""
+    large = replace(QUIET, ffn_squares=(50.0, 200.0))
+    spread = replace(QUIET, attention_squares=(0.05, 20.0))
+    plan = plan_model(WIDE, calibration(large, spread), programs=1)
+    for block_plan, phis, layer in zip(plan.blocks, plan.phis, (large, spread), strict=True):
+        check_norm(WIDE, block_plan.norm, phis[0], layer.attention_squares)
+        check_norm(WIDE, block_plan.norm, phis[1], layer.ffn_squares)
+    line = "layer 0, ffn norm: mean squares from 1e[+]05 to 2e[+]05 .* fraction bits; give"
+    with pytest.raises(UserError, match=line):
+        plan_model(WIDE, calibration(replace(QUIET, ffn_squares=(1e5, 2e5))))
 
 
 def test_gates_beyond_every_table():

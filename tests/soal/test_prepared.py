@@ -31,7 +31,8 @@ def a_file(prefix=(1, 0)):
     choice = Choice("learned", {"learned": 0, "maxima": 6}, {"sink": "too far"})
     facts = Facts(
         "tiny", "c" * 64, "t" * 64, prefix, "ab", (LAYER, replace(LAYER, router=(-2.0, 2.0))), (0.5, 8.0), 40,
-        RangeReport(1000, 0, "layer 1, lookup 3", 1.25), special, MaximaReport(40, 5, score, score, pairs, pairs, choice), 12.5,
+        RangeReport(1000, 0, "layer 1, lookup 3", 1.25), special, MaximaReport(40, 5, score, score, pairs, pairs, choice),
+        12.5, 20.0,
     )  # fmt: skip
     references = tuple(random.standard_normal((6, 2)) for _ in range(2))
     rows = tuple(LayerCache(*random.standard_normal((2, len(prefix), 1, 4)).astype(np.float32)) for _ in range(2))

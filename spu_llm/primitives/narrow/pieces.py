@@ -24,12 +24,16 @@ _EDGE = 1.02  # a threshold lies so far above the chain's least x, and 4 times i
 
 @dataclass(frozen=True)
 class Pieces:
-    """x^degree for x in [low, high], degree -1/2 or -1; `chain` is for x * unit in [chain.low, chain.high], unit a power of 2."""
+    """x^degree for x in [low, high], degree -1/2 or -1; `chain` is for x * unit in [chain.low, chain.high].
+
+    The result comes multiplied by `gain`; unit and gain are powers of 2.
+    """
 
     chain: Chain
     degree: float
     steps: int
     unit: float = 1.0
+    gain: float = 1.0
 
     @property
     def low(self) -> float:
@@ -67,7 +71,7 @@ def factors(x: Any, plan: Chain | Pieces) -> list[Any]:
 def last_weights(plan: Chain | Pieces) -> tuple[float, ...]:
     if isinstance(plan, Chain):
         return (*plan.weights, plan.offset)
-    return _powers(BASE**plan.degree, plan.steps, plan.unit**-plan.degree)
+    return _powers(BASE**plan.degree, plan.steps, plan.gain * plan.unit**-plan.degree)
 
 
 def _kept(x: Any, below: Any) -> list[Any]:

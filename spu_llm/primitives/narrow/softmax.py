@@ -6,8 +6,8 @@ scores are replaced by 0 before exp and their weights by 0 after it, both by the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, exp, log
+from dataclasses import dataclass, replace
+from math import ceil, exp, log, log2
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from .maximum import largest
 from .pieces import Pieces
 from .reciprocal import reciprocal, reciprocal_plan
 
-_ROUNDED = 0.1  # of logs of sums near 1, for errors
+_ROUNDED = 1.1  # how far errors may carry a sum
 _LARGEST_SUM, _LEAST_SUM = 2.0**8, 2.0**-9  # beyond, the inverse of a sum, or the sum itself, has too few bits
 
 
@@ -27,9 +27,9 @@ _LARGEST_SUM, _LEAST_SUM = 2.0**8, 2.0**-9  # beyond, the inverse of a sum, or t
 class SoftmaxPlan:
     """exp: of score - reference - drop, or of half of it; inverse: of the sum of weights.
 
-    halved: where scores or sums span too much, weights are the squares of exp((score - reference) / 2) over its sum, whose inverse
-    this is. Their sum lies between 1 / length and 1 whatever the reference missed. 2 k + 17 messages and 44 bytes a score more on
-    SEMI2K.
+    halved: where scores or sums span too much, weights are the squares of exp((score - reference) / 2) times this inverse of its
+    sum. What they add up to lies between gain^2 / length and gain^2 whatever the reference missed. 2 k + 17 messages and 44 bytes a
+    score more on SEMI2K.
     """
 
     exp: Chain
@@ -85,12 +85,14 @@ def softmax_plan(relative: tuple[float, float], log_sum: tuple[float, float], le
     # the sum of square roots lies between the root of the sum and that of length times the sum
     half = log_sum[0] / 2, (log_sum[1] + log(length)) / 2
     halved, drop = _inverse(*half)
-    last, _ = _inverse(-log(length) - _ROUNDED, _ROUNDED)
-    if halved is None or last is None:
+    if halved is None:
         raise ValueError(
             f"sums of their exponentials from e^{log_sum[0]:.1f} to e^{log_sum[1]:.1f} over {length} scores span too much"
         )
-    return SoftmaxPlan(exponential_plan(relative[0] / 2 - drop, relative[1] / 2 - drop), last, drop, halved)
+    gain = 2.0 ** min(4, ceil(log2(length) / 2))
+    last = reciprocal_plan(gain**2 / length / _ROUNDED, gain**2 * _ROUNDED)
+    exponential_of_half = exponential_plan(relative[0] / 2 - drop, relative[1] / 2 - drop)
+    return SoftmaxPlan(exponential_of_half, last, drop, replace(halved, gain=gain))
 
 
 def _inverse(low: float, high: float) -> tuple[Pieces | None, float]:
