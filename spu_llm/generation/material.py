@@ -20,10 +20,20 @@ from ..models.calibration import Calibration
 from ..models.decoder import Decoder
 from ..progress import Progress, silent
 from ..runtime import Phase, Program, ProtocolConfig, Session
-from ..runtime.supply import FIRST_RUN, Masks, Run, StoredSupply, new_keys, party_folder, put_message, with_store, write_keys
+from ..runtime.supply import (
+    FIRST_RUN,
+    PARTIES,
+    Masks,
+    Run,
+    StoredSupply,
+    new_keys,
+    party_folder,
+    put_message,
+    with_store,
+    write_keys,
+)
 from .assisted import AssistedDecoder
 
-PARTIES = (0, 1)
 _FACTS = "material.json"
 _PAUSE = 0.1
 
@@ -165,7 +175,7 @@ class _FolderSupply:
     def _put(self, rank: int, number: int, digest: bytes, message: bytes) -> None:
         folder = party_folder(self._folder, rank)
         try:
-            put_message(folder, number, digest, message)
+            put_message(folder, self._keys[rank], number, digest, message)
         except OSError as error:
             raise UserError(
                 f"{folder}: material {number} cannot be written ({error.strerror}); make room, or use --ahead"

@@ -104,7 +104,7 @@ class Assisted:
         self.session.publish_from(opened, value - mask, owner)
         own = mask if grows else value
         share = own.T if transposed else own
-        self.session.place(hidden, [share if party.rank == rank else np.zeros_like(share) for party in self.session.parties])
+        self.session.place_made(hidden, lambda party: share if party.rank == rank else np.zeros_like(share))
         return operand
 
     def compile(self, name: str, function: Callable, arguments: tuple, keeps: tuple[OperandSlot | None, ...]) -> DealtProgram:

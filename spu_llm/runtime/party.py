@@ -11,7 +11,7 @@ from typing import Any
 from spu import Runtime, libspu
 
 from .cores import keep_to_one_core
-from .profile import Traffic, profiled
+from .profile import Traffic
 from .protocol import ProtocolConfig
 from .workspace import enter_workspace
 
@@ -19,25 +19,24 @@ from .workspace import enter_workspace
 class Party:
     """Lives as long as its session; all its work happens in its own thread, in order.
 
-    `ready` is done when the runtime is up.
+    `connect` makes its link; `profile` has SPU log what it sends. `ready` is done when the runtime is up.
     `channel` carries what SPU does not send itself: shares of inputs and of outputs. What goes over it is counted in `sent`.
     """
 
-    def __init__(self, rank: int, link: libspu.link.Desc, protocol: ProtocolConfig):
+    def __init__(self, rank: int, connect: Callable[[], libspu.link.Context], protocol: ProtocolConfig, profile: bool):
         self.rank = rank
         self.sent = Traffic()
         self._tasks: SimpleQueue = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"party-{rank}")
         self._thread.start()
-        self.ready = self.submit(lambda: self._open(link, protocol))
+        self.ready = self.submit(lambda: self._open(connect, protocol.spu_config(profile), protocol.world_size))
 
-    def _open(self, desc: libspu.link.Desc, protocol: ProtocolConfig) -> None:
+    def _open(self, connect: Callable[[], libspu.link.Context], config: libspu.RuntimeConfig, parties: int) -> None:
         enter_workspace()
-        keep_to_one_core(protocol.world_size)
-        link = libspu.link.create_mem(desc, self.rank)
-        self.channel = link.spawn()
-        config = protocol.spu_config(profile=profiled(self.rank, protocol.world_size))
-        self.runtime = Runtime(link, config)
+        keep_to_one_core(parties)
+        self.link = connect()
+        self.channel = self.link.spawn()
+        self.runtime = Runtime(self.link, config)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -1,4 +1,7 @@
-"""A session: named secret variables that stay with the parties, and programs that run on them."""
+"""A session: named secret variables that stay with the parties, and programs that run on them.
+
+Here the parties are threads of one process; `remote.py` has the session of a process that is one party of several.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +24,7 @@ from spu.experimental import make_cached_var
 
 from . import shares
 from .party import Party
-from .profile import OpCost, Traffic, read_profile, start_profiling
+from .profile import OpCost, Profile, Traffic, profiled, read_profile, start_profiling
 from .program import Program, Slot, compile_program
 from .protocol import ROLES, ProtocolConfig
 
@@ -84,7 +88,12 @@ class Session:
             desc.add_party(role, f"thread-{role}")
         with _SPU_LOG:
             start_profiling()
-        self.parties = [Party(rank, desc, protocol) for rank in range(protocol.world_size)]
+        size = protocol.world_size
+        self._open([Party(rank, partial(libspu.link.create_mem, desc, rank), protocol, profiled(rank, size)) for rank in range(size)])
+
+    def _open(self, parties: list[Party]) -> None:
+        """Wait until the runtimes of this process's parties are up."""
+        self.parties = parties
         try:
             with self._timed():
                 self._all([party.ready for party in self.parties])
@@ -130,7 +139,7 @@ class Session:
         The owner splits it and sends every other party its share: one message a party, ring bytes an element.
         """
         origin = self._rank(owner)
-        parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET)
+        parts = self._split(value) if any(party.rank == origin for party in self.parties) else []
 
         def work(party: Party) -> None:
             if party.rank == origin:
@@ -142,6 +151,9 @@ class Session:
                 party.runtime.set_var(name, shares.unpack(party.receive(origin)))
 
         self._each(work)
+
+    def _split(self, value: np.ndarray) -> list[libspu.Share]:
+        return self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET)
 
     def publish(self, name: str, value: ArrayLike) -> None:
         """Make `value`, which every party knows already, a public variable; nothing is sent."""
@@ -161,19 +173,23 @@ class Session:
         self._each(work)
 
     def place(self, name: str, words: Sequence[np.ndarray]) -> None:
-        """Make a secret integer variable of the shares that each party already has; nothing is sent."""
-        self.place_made(name, lambda party: words[party.rank])
+        """Make a secret integer variable of the shares that each party here already has; nothing is sent."""
+        held = {party.rank: part for party, part in zip(self.parties, words, strict=True)}
+        self.place_made(name, lambda party: held[party.rank])
 
     def place_made(self, name: str, make: Callable[[Party], np.ndarray]) -> None:
         """As `place`, each party making its share (int64, SEMI2K) itself."""
         self._each(lambda party: party.runtime.set_var(name, shares.additive(make(party), self.protocol.ring)))
 
     def words(self, name: str) -> list[np.ndarray]:
-        """Each party's own share of an integer variable, for that party to work on; nothing is sent."""
+        """The own share of an integer variable of each party here, for that party to work on; nothing is sent."""
         return self._each(lambda party: shares.additive_words(party.runtime.get_var(name)))
 
     def give(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Give an additively shared number to the client alone: each other party sends its share."""
+        """Give an additively shared number, of which `parts` are known here, to the client alone: each other party sends its share.
+
+        The result means something where the client is; elsewhere it is 0.
+        """
 
         def work(party: Party) -> None:
             if party.rank:
@@ -208,22 +224,26 @@ class Session:
         executable = program.executable(arguments, results)
         with _SPU_LOG:
             self._each(lambda party: party.runtime.run(executable))
-            profile = read_profile(self.protocol.world_size)
+            profile = self._profile()
         phase = self.phases[self._phase]
         phase.add(profile.sent)
         phase.add_ops(profile.ops)
 
+    def _profile(self) -> Profile:
+        """What the program that was run last cost."""
+        return read_profile(self.protocol.world_size)
+
     def receive(self, name: str) -> np.ndarray:
         """Give a secret variable to the client alone: each other party sends the client its share.
 
-        The client learns the value; no other party learns anything.
+        The client learns the value; no other party learns anything, and where the client is not, zeros of its shape are given.
         """
 
-        def work(party: Party) -> np.ndarray | None:
+        def work(party: Party) -> np.ndarray:
             share = party.runtime.get_var(name)
             if party.rank:
                 party.send(0, shares.pack(share))
-                return None
+                return np.zeros(shares.shape_of(share))
             parts = [share] + [shares.unpack(party.receive(rank)) for rank in range(1, self.protocol.world_size)]
             return self._io.reconstruct(parts)
 
@@ -232,15 +252,16 @@ class Session:
     def receive_narrow(self, name: str, scale_bits: int) -> np.ndarray:
         """Give an integer variable of `scale_bits` fraction bits to the client alone, rounded down to 2^-16.
 
-        Only the 32 bits that matter of each summand are sent (see `shares.narrow_words`): 4 bytes an element.
+        Only the 32 bits that matter of each summand are sent (see `shares.narrow_words`): 4 bytes an element. Zeros where the
+        client is not.
         """
 
-        def work(party: Party) -> np.ndarray | None:
+        def work(party: Party) -> np.ndarray:
             share = party.runtime.get_var(name)
             words = shares.narrow_words(share, party.rank, scale_bits)
             if party.rank:
                 party.send(0, b"".join(word.tobytes() for word in words))
-                return None
+                return np.zeros(shares.shape_of(share))
             for rank in range(1, self.protocol.world_size):
                 data = np.frombuffer(party.receive(rank), np.uint32)
                 words += [data] if len(data) else []
@@ -264,12 +285,16 @@ class Session:
             return results
 
     def _all(self, futures: list[Future]) -> list[Any]:
-        """The results of all parties, or the first failure as soon as it happens."""
-        done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+        """The results of the parties here, or the first failure as soon as it happens."""
+        done, waiting = self._wait(futures)
         self._failed = bool(waiting) or any(future.exception() for future in done)
         for future in done:
             future.result()
         return [future.result() for future in futures]
+
+    def _wait(self, futures: list[Future]) -> tuple[set[Future], set[Future]]:
+        """Those that are done, and those that are not because another failed."""
+        return wait(futures, return_when=FIRST_EXCEPTION)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ generation: its folder is marked used before the first mask is taken from it, an
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -29,10 +30,12 @@ from .session import Session
 
 MATERIAL = "material"
 """The variable that holds each party's share of a run's material vector."""
+PARTIES = (0, 1)
 FIRST_RUN = 1
 """The number of a folder's first run; number 0 is the mark that its masks were used."""
 
 _DIGEST_BYTES = 32
+_HEAD_BYTES = 2 * _DIGEST_BYTES  # of a record: its tag and its run's digest
 _LOCK_SECONDS = 10.0  # the dealer holds a party's store for the time of one message only
 _PAUSE = 0.05
 
@@ -119,27 +122,28 @@ class LiveSupply:
 class StoredSupply:
     """Messages that were dealt ahead to `folder`/party-0 and party-1, in the order of one generation.
 
-    Each party reads its own folder only: its key, and its messages, which are marked used before they are read. Where the
-    dealer is still at work, a party waits up to `patience` seconds for its message. Raises UserError where the folder has
-    served before, in this process or one that broke off.
+    Each party reads its own folder only: its key, and its messages, which are marked used before they are read. `ranks` are the
+    parties of this process. Where the dealer is still at work, a party waits up to `patience` seconds for its message. Raises
+    UserError where the folder has served before, in this process or one that broke off, or where a message was changed.
     """
 
-    def __init__(self, folder: str | Path, patience: float = 0.0):
+    def __init__(self, folder: str | Path, patience: float = 0.0, ranks: tuple[int, ...] = PARTIES):
         self._folder = Path(folder)
         self._patience = patience
         self._next = FIRST_RUN
-        self._keys = [read_key(party_folder(self._folder, rank)) for rank in (0, 1)]
-        for rank in (0, 1):
+        self._keys = {rank: read_key(party_folder(self._folder, rank)) for rank in ranks}
+        for rank in ranks:
             if 0 not in with_store(party_folder(self._folder, rank), MaterialStore.available):
                 raise UserError(
                     f"{folder}: its material was used before, by a run that ended or broke off, and must not serve again; "
                     f"deal to another folder with `spu-llm deal --out FOLDER`"
                 )
-        for rank in (0, 1):
+        for rank in ranks:
             with_store(party_folder(self._folder, rank), lambda store: store.take(0))
 
     def operand_mask(self, name: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
-        return operand_mask(self._keys[rank], name, shape, 0)
+        """Zeros where the operand's owner is not in this process."""
+        return operand_mask(self._keys[rank], name, shape, 0) if rank in self._keys else np.zeros(shape, np.int64)
 
     def provide(self, session: Session, run: Run) -> None:
         number, digest = self._next, run.digest()
@@ -148,13 +152,17 @@ class StoredSupply:
 
         def expand(party: Party) -> np.ndarray:
             record = self._take(party.rank, number)
-            if record[:_DIGEST_BYTES] != digest:
+            place = f"material {number} of {party_folder(self._folder, party.rank)}"
+            tag, dealt_for, message = record[:_DIGEST_BYTES], record[_DIGEST_BYTES:_HEAD_BYTES], record[_HEAD_BYTES:]
+            if not hmac.compare_digest(tag, _tag(self._keys[party.rank], number, dealt_for, message)):
+                raise UserError(f"{place} was changed since it was dealt, or is another's; deal to another folder")
+            if dealt_for != digest:
                 raise UserError(
-                    f"material {number} of {party_folder(self._folder, party.rank)} was dealt for another run than this one: "
+                    f"{place} was dealt for another run than this one: "
                     "deal for this model, prefix, capacity, number of prompt tokens and order of passes"
                 )
-            sizes[party.rank] = len(record) - _DIGEST_BYTES
-            return receive(run.specification, party.rank, self._keys[party.rank], number, record[_DIGEST_BYTES:])
+            sizes[party.rank] = len(message)
+            return receive(run.specification, party.rank, self._keys[party.rank], number, message)
 
         with session.phase(offline(session.current_phase)) as phase:
             session.place_made(MATERIAL, expand)
@@ -177,9 +185,15 @@ class StoredSupply:
         return record
 
 
-def put_message(folder: Path, number: int, digest: bytes, message: bytes) -> None:
-    """Keep a message durably for the party whose folder it is, bound to its run."""
-    with_store(folder, lambda store: store.put(number, digest + message))
+def put_message(folder: Path, key: bytes, number: int, digest: bytes, message: bytes) -> None:
+    """Keep a message durably for the party whose folder and key it is, bound to its run and to the number."""
+    record = _tag(key, number, digest, message) + digest + message
+    with_store(folder, lambda store: store.put(number, record))
+
+
+def _tag(key: bytes, number: int, digest: bytes, message: bytes) -> bytes:
+    """Authenticates a message from the dealer to the holder of a key: HMAC-SHA256."""
+    return hmac.digest(derive_key(key, "authenticate", number), digest + message, "sha256")
 
 
 def party_folder(folder: Path, rank: int) -> Path:

@@ -65,10 +65,10 @@ def fill(folder, runs, keys=KEYS):
     dealer.operand_mask("weight", (5,), 1)
     write_keys(folder, keys)
     for rank in (0, 1):
-        put_message(party_folder(folder, rank), 0, b"", b"")
+        put_message(party_folder(folder, rank), keys[rank], 0, b"", b"")
     for number, run in enumerate(runs, 1):
         for rank, message in enumerate(dealer.deal(run, number)):
-            put_message(party_folder(folder, rank), number, run.digest(), message)
+            put_message(party_folder(folder, rank), keys[rank], number, run.digest(), message)
     return dealer
 
 
@@ -102,6 +102,38 @@ def test_killed_before_its_first_run(tmp_path):
         StoredSupply(tmp_path)
 
 
+@pytest.mark.parametrize("at", [0, 40, -1])
+def test_changed_material_is_refused(at, tmp_path):
+    fill(tmp_path, [a_run()])
+    path = party_folder(tmp_path, 1) / "1.material"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"material 1 of .+party-1 was changed since it was dealt, or is another's; deal to another"):
+        StoredSupply(tmp_path).provide(Room(), a_run())
+
+
+def test_replayed_material_is_refused(tmp_path):
+    """A message under another number, or another party's."""
+    fill(tmp_path, [a_run(), a_run()])
+    first, second = (party_folder(tmp_path, 0) / f"{number}.material" for number in (1, 2))
+    second.write_bytes(first.read_bytes())
+    supply = StoredSupply(tmp_path)
+    supply.provide(Room(), a_run())
+    with pytest.raises(UserError, match="material 2 of .+party-0 was changed since it was dealt, or is another's"):
+        supply.provide(Room(), a_run())
+
+
+def test_one_party_reads_its_own_folder_only(tmp_path):
+    fill(tmp_path, [a_run()])
+    shutil.rmtree(party_folder(tmp_path, 1))
+    supply, room = StoredSupply(tmp_path, ranks=(0,)), Room()
+    room.parties = room.parties[:1]
+    supply.provide(room, a_run())
+    assert len(room.made) == 1
+    assert not supply.operand_mask("weight", (5,), 1).any()
+
+
 def test_runs_out(tmp_path):
     fill(tmp_path, [a_run()])
     supply = StoredSupply(tmp_path)
@@ -118,7 +150,7 @@ def test_waits_for_a_dealer_at_work(tmp_path):
     waiting = threading.Thread(target=supply.provide, args=(room, a_run()))
     waiting.start()
     for rank, message in enumerate(dealer.deal(a_run(), 1)):
-        put_message(party_folder(tmp_path, rank), 1, a_run().digest(), message)
+        put_message(party_folder(tmp_path, rank), KEYS[rank], 1, a_run().digest(), message)
     waiting.join(30)
     assert len(room.made) == 2
 
