@@ -11,6 +11,7 @@ from .experiment.schema import load_model, with_prefix
 from .generation.material import AheadDealer, Facts, deal_generation
 from .models import load_checkpoint
 from .models.calibration_file import calibration_for
+from .models.published import publish
 from .models.source import content_digest
 from .progress import bar, silent
 from .soal.prepared import load_prepared
@@ -54,7 +55,7 @@ def deal_command(
         calibration, _ = calibration_for(config, checkpoint, progress)
     else:
         calibration = load_prepared(soal, content_digest(config.locate())).calibration
-    dealer = AheadDealer(checkpoint.decoder, calibration, facts, out)
+    dealer = AheadDealer(publish(checkpoint.decoder.config, config.prefix, calibration), facts, out)
     deal_generation(dealer, facts, ahead, progress)
     largest = max(dealer.sent)
     click.echo(

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..models.calibration import Calibration
 from ..models.config import DecoderConfig
-from ..models.plan import TableSizes, dealer_bytes, expanded_words, plan_model, plan_of
+from ..models.plan import dealer_bytes, expanded_words, plan_model, plan_of, widest
+from ..models.table_sizes import TableSizes
 
 
 def bench_tables(config: DecoderConfig, calibration: Calibration, context: int) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def bench_tables(config: DecoderConfig, calibration: Calibration, context: int) 
         "layers": plan.sizes,
         "each": alone.sizes,
         "joined": (joined,) * config.layers,
-        "widest": (TableSizes.widest(config),) * config.layers,
+        "widest": (widest(config),) * config.layers,
     }
     return {
         "context": context,

@@ -30,7 +30,7 @@ from ..models.fixed_block import (
 )
 from ..models.folded import centred_rows, fold_layer
 from ..models.plain import prefix_cache
-from ..models.plan import plan_model
+from ..models.plan import ModelPlan, plan_model
 from ..models.plan_check import RangeReport
 from ..primitives.attention import Place, RowCache
 from ..primitives.contract import contract
@@ -45,7 +45,7 @@ from .secure import fitting_window, padded_rows, vocabulary_block
 
 TABLE_BITS = 19
 """Fraction bits of the embedding table, which is also the output layer's where they are tied."""
-
+LOGIT_BITS = BITS + TABLE_BITS
 
 _PASS = 128  # tokens of one pass at most: messages hardly count then, and programs compile in seconds
 _SCORES = 1 << 20  # of one layer in one pass at most: their tables take half a KB each
@@ -69,6 +69,7 @@ class AssistedDecoder:
         ranges: RangeReport | None = None,
         supply: Supply | None = None,
         prefix_rows: Sequence[LayerCache] | None = None,
+        plan: ModelPlan | None = None,
     ):
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
@@ -77,7 +78,7 @@ class AssistedDecoder:
         self.decoder = decoder
         self.capacity = capacity
         self.length = len(prefix)
-        self.plan = plan_model(decoder.config, calibration)
+        self.plan = plan or plan_model(decoder.config, calibration)
         self.ranges = ranges
         self._calibration = calibration
         self._prefix = list(prefix)
@@ -90,9 +91,7 @@ class AssistedDecoder:
     def set_up(self, prompt_tokens: int = 1, progress: Progress = silent) -> None:
         """Mask and open the weights, share biases and prefix rows, compile what the prompt and later tokens need."""
         with self.session.phase("setup"):
-            self._mask_layers(progress)
-            self._mask_tables()
-            self._mask_cache(progress)
+            self.place_weights(progress)
             prompt = self.passes(prompt_tokens)
             sizes = {1, prompt[0]}
             wanted: list[Callable[[], Any]] = [
@@ -150,6 +149,12 @@ class AssistedDecoder:
         self.length = length
 
     # Set-up
+
+    def place_weights(self, progress: Progress = silent) -> None:
+        """Mask and open the weights and the prefix rows, share the biases."""
+        self._mask_layers(progress)
+        self._mask_tables()
+        self._mask_cache(progress)
 
     def _mask_layers(self, progress: Progress) -> None:
         config = self.decoder.config
@@ -239,13 +244,17 @@ class AssistedDecoder:
             self.assisted.run(program, arguments, ["x", cache.keys.raw, cache.values.raw], {"start": self.length})
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
+        self._run_logits(n, rows)
+        self.assisted.check_ranges()
+        found = self.session.receive_narrow("logits", LOGIT_BITS)
+        return found[:, : self.decoder.config.vocabulary]
+
+    def _run_logits(self, n: int, rows: range) -> None:
+        """The output layer for some of n positions: the secret variable `logits`, with LOGIT_BITS fraction bits."""
         self.session.publish("first", np.int64(rows[0]))
         bias = ["final_bias"] if self._final_bias else []
         names = [self._gain[0], self._phi[0], self._head[0], "x", "first", *bias]
         self.assisted.run(self._logits_program((n, len(rows))), names, ["logits"])
-        self.assisted.check_ranges()
-        found = self.session.receive_narrow("logits", BITS + TABLE_BITS)
-        return found[:, : self.decoder.config.vocabulary]
 
     def _where(self, n: int) -> tuple[Place, Angles]:
         """What is public of n tokens' positions."""

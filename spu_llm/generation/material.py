@@ -6,7 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 
 from ..dealer.store import MaterialStore
 from ..errors import UserError
-from ..models.calibration import Calibration
-from ..models.decoder import Decoder
+from ..models.published import Published
 from ..progress import Progress, silent
 from ..runtime import Phase, Program, ProtocolConfig, Session
 from ..runtime.supply import (
@@ -26,6 +25,7 @@ from ..runtime.supply import (
     Masks,
     Run,
     StoredSupply,
+    Supply,
     new_keys,
     party_folder,
     put_message,
@@ -77,21 +77,23 @@ def open_material(folder: Path, wanted: Facts, patience: float = 0.0) -> StoredS
     return StoredSupply(folder, patience)
 
 
+def blind_decoder(session: Session, model: Published, capacity: int, supply: Supply) -> AssistedDecoder:
+    """The decoder of whoever has no weights: a client in a process of its own, and the dealer."""
+    rows = model.prefix_rows
+    return AssistedDecoder(session, model.decoder, model.calibration, capacity, model.prefix, None, supply, rows)
+
+
 class AheadDealer:
     """The dealer of one generation: `advance` and `roll_back` as its decoder will, and the messages come to lie in `folder`.
 
-    It is given a decoder for its shapes and a calibration for its ranges, from which the public plan is made: no weight and no
-    reference is looked at. Each run's messages are written before the next is dealt, so it holds one run's and the masks.
-    Raises UserError where the folder has material already.
+    It is given what the model's owner publishes. Each run's messages are written before the next is dealt, so it holds one run's
+    and the masks. Raises UserError where the folder has material already.
     """
 
-    def __init__(self, decoder: Decoder, calibration: Calibration, facts: Facts, folder: Path):
+    def __init__(self, model: Published, facts: Facts, folder: Path):
         self.folder = folder
         self._supply = _FolderSupply(folder)
-        shapes = Decoder(decoder.config, jax.tree_util.tree_map(lambda leaf: np.zeros(np.shape(leaf), np.float32), decoder.params))
-        ranges = replace(calibration, references=tuple(np.zeros_like(reference) for reference in calibration.references))
-        session, prefix = _NoParties(), [0] * facts.prefix
-        self._decoder = AssistedDecoder(session, shapes, ranges, facts.capacity, prefix, supply=self._supply)
+        self._decoder = blind_decoder(NoParties(), model, facts.capacity, self._supply)
         self._supply.begin()
         facts.save(folder)
         self._lasts: list[int] = []
@@ -182,7 +184,7 @@ class _FolderSupply:
             ) from None
 
 
-class _NoParties(Session):
+class NoParties(Session):
     """A session in which nobody takes part: what is given to it is dropped, and programs are traced but not compiled."""
 
     runs_ahead = False

@@ -19,6 +19,7 @@ import numpy as np
 from ..progress import Progress, silent
 from .config import DecoderConfig
 from .decoder import Decoder
+from .table_sizes import PlanSizes
 from .trace import MASKED, Places, embedded, sequences, trace_layer, traced_params
 
 _RIDGE = 3.0
@@ -47,7 +48,8 @@ class Calibration:
     """The result, one entry a layer. A reference [width + 1 + 2, heads] holds weights, bias, and slopes of `place_features`.
 
     reference: what stands for softmax's maximum, and what `relative` and `log_sum` were measured against: the learned ones, the
-    score of position 0 (sink), or the largest of a few scores (maxima, see soal/maxima.py).
+    score of position 0 (sink), or the largest of a few scores (maxima, see soal/maxima.py). sizes: where the rest is the owner's
+    secret, the tables that its plan has.
     """
 
     layers: tuple[LayerRanges, ...]
@@ -55,6 +57,7 @@ class Calibration:
     final_squares: tuple[float, float]
     tokens: int
     reference: Reference = "learned"
+    sizes: PlanSizes | None = None
 
 
 def calibrate(

@@ -71,6 +71,12 @@ class Decoder:
             if flat.get(path) != shape:
                 raise UserError(f"checkpoint: {path} has shape {flat.get(path)} where the config gives {shape}")
 
+    @classmethod
+    def blind(cls, config: DecoderConfig) -> Decoder:
+        """What is public of a decoder: its shapes, with zeros in place of weights."""
+        shapes = jax.eval_shape(cls(config, {})._expected)
+        return cls(config, jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes))
+
     def _expected(self) -> Params:
         c = self.config
         x = jnp.zeros((1, c.width))

@@ -8,7 +8,7 @@ that cost least together are merged.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from math import ceil, log
@@ -23,6 +23,7 @@ from .calibration import Calibration, LayerRanges
 from .config import DecoderConfig
 from .fixed_block import STREAM_BITS, BlockPlan
 from .fixed_experts import RoutingPlan
+from .table_sizes import PlanSizes, RoutingSizes, TableSizes
 
 _MARGIN = 2.0  # how far beyond what was seen a range of mean squares is made to reach
 _LARGEST = 6.0  # exp(score - reference) is cut at exp of this: calibration keeps it rare, and a cut weight is a large one
@@ -43,39 +44,31 @@ _SILU = ((-20.0, 64), (-52.0, 128), (-104.0, 256))
 _GELU = ((-8.0, 64), (-16.0, 128), (-64.0, 512))
 
 
-@dataclass(frozen=True, order=True)
-class TableSizes:
-    """Which of the sizes each function of a layer has: indices into the tuples above."""
-
-    norm: int
-    exp: int
-    sums: int
-    activation: int
-
-    def joined(self, other: TableSizes) -> TableSizes:
-        """Sizes that serve both."""
-        return TableSizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
-
-    @classmethod
-    def widest(cls, config: DecoderConfig) -> TableSizes:
-        """The largest tables there are."""
-        activations = {"opt": 1, "gpt2": len(_GELU)}.get(config.family, len(_SILU))
-        return cls(len(_NORM_SEGMENTS) - 1, len(_EXP_SEGMENTS) - 1, len(_SUM_SEGMENTS), activations - 1)
-
-
 @dataclass(frozen=True)
 class ModelPlan:
-    """Each layer's tables, the same object where they are equal, and phi of its two norms; the same of the final norm."""
+    """Each layer's tables, the same object where they are equal, and phi of its two norms; the same of the final norm.
+
+    Each phi is the owner's secret; whoever is not the owner has ones.
+    """
 
     blocks: tuple[BlockPlan, ...]
     phis: tuple[tuple[float, float], ...]
     final: NormPlan
     final_phi: float
-    sizes: tuple[TableSizes, ...]
+    public: PlanSizes
+
+    @property
+    def sizes(self) -> tuple[TableSizes, ...]:
+        return self.public.layers
 
 
 def plan_model(config: DecoderConfig, calibration: Calibration, programs: int = 4) -> ModelPlan:
-    """Tables for every layer, of at most `programs` different sizes. Raises UserError where a range exceeds every table."""
+    """Tables for every layer, of at most `programs` different sizes, or those that the calibration names, if it names them.
+
+    Raises UserError where a range exceeds every table.
+    """
+    if calibration.sizes is not None:
+        return blind_plan(config, calibration.sizes)
     wanted = [_sizes(config, i, layer) for i, layer in enumerate(calibration.layers)]
     routing = _routing(config, [layer.router for layer in calibration.layers])
     chosen = _merge(config, wanted, programs)
@@ -85,10 +78,16 @@ def plan_model(config: DecoderConfig, calibration: Calibration, programs: int = 
         new if all(_holds(config, new.norm, squares) for squares in (layer.attention_squares, layer.ffn_squares)) else old
         for new, old, layer in zip(joined, wanted, calibration.layers, strict=True)
     )
-    blocks = {each: _block(config, each, routing) for each in set(sizes)}
     phis = tuple((_phi(layer.attention_squares), _phi(layer.ffn_squares)) for layer in calibration.layers)
-    final = _norm(config, _norm_size(config, "final norm", calibration.final_squares))
-    return ModelPlan(tuple(blocks[each] for each in sizes), phis, final, _phi(calibration.final_squares), sizes)
+    public = PlanSizes(sizes, _norm_size(config, "final norm", calibration.final_squares), routing)
+    return replace(blind_plan(config, public), phis=phis, final_phi=_phi(calibration.final_squares))
+
+
+def blind_plan(config: DecoderConfig, public: PlanSizes) -> ModelPlan:
+    """The plan of whoever knows its sizes only."""
+    blocks = {each: _block(config, each, public.routing) for each in set(public.layers)}
+    ones = ((1.0, 1.0),) * len(public.layers)
+    return ModelPlan(tuple(blocks[each] for each in public.layers), ones, _norm(config, public.final), 1.0, public)
 
 
 def _merge(config: DecoderConfig, wanted: list[TableSizes], programs: int) -> dict[TableSizes, TableSizes]:
@@ -114,6 +113,12 @@ def _merge(config: DecoderConfig, wanted: list[TableSizes], programs: int) -> di
 
 
 _CONTEXT = 64  # cached positions that the work of softmax is weighed at
+
+
+def widest(config: DecoderConfig) -> TableSizes:
+    """The largest tables there are."""
+    activations = {"opt": 1, "gpt2": len(_GELU)}.get(config.family, len(_SILU))
+    return TableSizes(len(_NORM_SEGMENTS) - 1, len(_EXP_SEGMENTS) - 1, len(_SUM_SEGMENTS), activations - 1)
 
 
 def plan_of(config: DecoderConfig, sizes: TableSizes) -> BlockPlan:
@@ -161,9 +166,10 @@ def _sizes(config: DecoderConfig, i: int, layer: LayerRanges) -> TableSizes:
 
 
 @lru_cache
-def _block(config: DecoderConfig, sizes: TableSizes, routing: RoutingPlan | None) -> BlockPlan:
+def _block(config: DecoderConfig, sizes: TableSizes, routing: RoutingSizes | None) -> BlockPlan:
     softmax = _softmax(sizes.exp, sizes.sums)
-    return BlockPlan(_norm(config, sizes.norm), softmax, _activation(config, sizes.activation), routing)
+    experts = None if routing is None else _routing_plan(routing)
+    return BlockPlan(_norm(config, sizes.norm), softmax, _activation(config, sizes.activation), experts)
 
 
 def _phi(squares: tuple[float, float]) -> float:
@@ -249,7 +255,14 @@ def _softmax(exp: int, size: int) -> SoftmaxPlan:
     return SoftmaxPlan(_exponential(exp), inverse, functions.power_of_two(8192, -12), refinement)
 
 
-def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> RoutingPlan | None:
+def _routing_plan(sizes: RoutingSizes) -> RoutingPlan:
+    if sizes.sums is not None:
+        return RoutingPlan(_softmax(sizes.exp, sizes.sums), sizes.shift)
+    inverse = functions.reciprocal(_LEAST_SUM, _ROUTING_SUM, 8192, degree=3)
+    return RoutingPlan(SoftmaxPlan(_exponential(sizes.exp), inverse), sizes.shift)
+
+
+def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> RoutingSizes | None:
     """Tables for the sum of a token's k largest exponentials; it is at least exp(-shift), so the shift is kept small."""
     if config.experts_per_token is None:
         return None
@@ -257,11 +270,10 @@ def _routing(config: DecoderConfig, logits: list[tuple[float, float]]) -> Routin
     largest = high * _SCORE_MARGIN + log(config.experts_per_token)  # log of a sum before the shift
     shift = _public(max(0.0, largest - log(_ROUTING_SUM)))
     if -shift > log(_LEAST_SUM):
-        inverse = functions.reciprocal(_LEAST_SUM, _ROUTING_SUM, 8192, degree=3)
-        return RoutingPlan(SoftmaxPlan(_exponential(_exp_size("router", low - shift)), inverse), shift)
+        return RoutingSizes(_exp_size("router", low - shift), None, shift)
     shift = _public(largest - _LARGEST)
     if -shift > _LEAST_LOG_SUM:
-        return RoutingPlan(_softmax(_exp_size("router", low - shift), _sum_size((-shift, _LARGEST), margin=0.0)), shift)
+        return RoutingSizes(_exp_size("router", low - shift), _sum_size((-shift, _LARGEST), margin=0.0), shift)
     most = _public(-_LEAST_LOG_SUM) - 0.5  # the largest shift, which comes in halves
     reach = (_LARGEST + most - log(config.experts_per_token)) / _SCORE_MARGIN
     raise UserError(

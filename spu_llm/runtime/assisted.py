@@ -26,7 +26,8 @@ from .trust import check_trust
 
 TRUST = "third-party dealer, which sees no input, weight or opening, and colludes with neither party"
 
-_VIOLATION = "violation"
+VIOLATION = "violation"
+"""The variable that holds a share of 0 where every lookup of a run had its input in range."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Assisted:
         keeps = {slot: results[i].name for i, slot in dealt.keeps.items()}
         self._supply.provide(self.session, Run(dealt.specification, operands, keeps, publics or {}))
         arguments = (MATERIAL, *map(_variables, names))
-        outputs = [*map(_variables, results), _VIOLATION]
+        outputs = [*map(_variables, results), VIOLATION]
         if dealt.ahead is not None and dealt.parts is not None:
             flat = jax.tree_util.tree_leaves(arguments)
             made = [f"{MATERIAL}.{i}" for i in range(len(dealt.parts.between))]
@@ -162,7 +163,11 @@ class Assisted:
                 self.session.run(dealt.ahead, tuple(flat[i] for i in dealt.parts.known), made)
             arguments, outputs = (*made, *flat), jax.tree_util.tree_leaves(outputs)
         self.session.run(dealt.program, arguments, outputs)
-        self._violation = [a + b for a, b in zip(self._violation, self.session.words(_VIOLATION), strict=True)]
+        self._collect()
+
+    def _collect(self) -> None:
+        """Add what a run found out of range, each party its share, to what runs before it found."""
+        self._violation = [a + b for a, b in zip(self._violation, self.session.words(VIOLATION), strict=True)]
 
     def check_ranges(self) -> None:
         """Whether a lookup since the last check had its input out of range: one number for the client, 8 bytes.

@@ -69,18 +69,21 @@ def profiled(rank: int, world_size: int) -> bool:
     return rank == 0 or world_size > 2
 
 
+def read_own_profile(rank: int, world_size: int) -> Profile:
+    """As `read_profile` where one party of several runs in this process; nothing is said of the others."""
+    text, [(sent_bytes, _, sent_messages, _)] = _read_log(1)
+    sent = [Traffic()] * world_size
+    sent[rank] = Traffic(sent_bytes, sent_messages)
+    return Profile(sent, _op_costs(text))
+
+
 def read_profile(world_size: int) -> Profile:
     """Read the profile of the program that every party has just finished, and empty the log.
 
     With two parties the figures are exact for each rank. With three, SPU's lines do not name the party, so every rank
     is given the largest: exact for the busiest party of that program, an upper bound on a party's sum over programs.
     """
-    text = _log_file().read_text(errors="replace")
-    start_profiling()
-    lines = [tuple(map(int, found.groups())) for found in _LINK.finditer(text)]
-    expected = sum(profiled(rank, world_size) for rank in range(world_size))
-    if len(lines) != expected:
-        raise RuntimeError(f"SPU's log holds {len(lines)} traffic lines where {expected} were due")
+    text, lines = _read_log(sum(profiled(rank, world_size) for rank in range(world_size)))
     if world_size == 2:
         sent_bytes, received_bytes, sent_messages, received_messages = lines[0]
         sent = [Traffic(sent_bytes, sent_messages), Traffic(received_bytes, received_messages)]
@@ -88,6 +91,16 @@ def read_profile(world_size: int) -> Profile:
         largest = Traffic(max(line[0] for line in lines), max(line[2] for line in lines))
         sent = [largest] * world_size
     return Profile(sent, _op_costs(text))
+
+
+def _read_log(expected: int) -> tuple[str, list[tuple[int, ...]]]:
+    """The log, which is emptied, and its traffic lines: bytes sent, received, messages sent, received."""
+    text = _log_file().read_text(errors="replace")
+    start_profiling()
+    lines = [tuple(map(int, found.groups())) for found in _LINK.finditer(text)]
+    if len(lines) != expected:
+        raise RuntimeError(f"SPU's log holds {len(lines)} traffic lines where {expected} were due")
+    return text, lines
 
 
 def _op_costs(text: str) -> dict[str, OpCost]:

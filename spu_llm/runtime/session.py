@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from spu import Io, libspu
 from spu.experimental import make_cached_var
 
+from ..errors import UserError
 from . import shares
 from .party import Party
 from .profile import OpCost, Profile, Traffic, profiled, read_profile, start_profiling
@@ -88,8 +89,9 @@ class Session:
             desc.add_party(role, f"thread-{role}")
         with _SPU_LOG:
             start_profiling()
-        size = protocol.world_size
-        self._open([Party(rank, partial(libspu.link.create_mem, desc, rank), protocol, profiled(rank, size)) for rank in range(size)])
+        connect = partial(libspu.link.create_mem, desc)
+        ranks = range(protocol.world_size)
+        self._open([Party(rank, partial(connect, rank), protocol, profiled(rank, protocol.world_size)) for rank in ranks])
 
     def _open(self, parties: list[Party]) -> None:
         """Wait until the runtimes of this process's parties are up."""
@@ -279,14 +281,19 @@ class Session:
         with self._timed():
             before = [party.sent for party in self.parties]
             results = self._all([party.submit(work, party) for party in self.parties])
-            self.phases[self._phase].add(
-                [Traffic(p.sent.bytes - b.bytes, p.sent.messages - b.messages) for p, b in zip(self.parties, before, strict=True)]
-            )
+            sent = [Traffic()] * self.protocol.world_size
+            for party, earlier in zip(self.parties, before, strict=True):
+                sent[party.rank] = Traffic(party.sent.bytes - earlier.bytes, party.sent.messages - earlier.messages)
+            self.phases[self._phase].add(sent)
             return results
 
     def _all(self, futures: list[Future]) -> list[Any]:
         """The results of the parties here, or the first failure as soon as it happens."""
-        done, waiting = self._wait(futures)
+        try:
+            done, waiting = self._wait(futures)
+        except UserError:
+            self._failed = True
+            raise
         self._failed = bool(waiting) or any(future.exception() for future in done)
         for future in done:
             future.result()

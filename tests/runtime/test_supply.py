@@ -22,6 +22,7 @@ from spu_llm.generation import AssistedDecoder
 from spu_llm.generation.material import AheadDealer, Facts, open_material
 from spu_llm.models import load_checkpoint
 from spu_llm.models.calibration_file import calibration_for
+from spu_llm.models.published import publish
 from spu_llm.runtime import Phase, ProtocolConfig, Session
 from spu_llm.runtime.supply import LiveSupply, Masks, Run, StoredSupply, party_folder, put_message, read_key, with_store, write_keys
 
@@ -278,7 +279,7 @@ def test_another_order_of_passes_is_refused(model, dealt, tmp_path):
 def test_dealer_can_follow_a_roll_back(model, tmp_path):
     """A known order with roll backs is dealt like any other, and never more than `ahead` passes lie on disk."""
     _, checkpoint, calibration = model
-    dealer = AheadDealer(checkpoint.decoder, calibration, Facts("tiny", 2, 1, 4, CAPACITY), tmp_path / "out")
+    dealer = AheadDealer(publish(checkpoint.decoder.config, PREFIX, calibration), Facts("tiny", 2, 1, 4, CAPACITY), tmp_path / "out")
     dealer.set_up()
     for length in (2, 3, 3):
         dealer.roll_back(length)
