@@ -1,5 +1,5 @@
 # make demo: generate text privately with a real model.   make test: run the tests.   Both set the environment up first.
-.PHONY: demo test setup lint
+.PHONY: demo test test-ray setup lint
 BIN := .venv/bin
 
 demo: setup
@@ -8,6 +8,10 @@ demo: setup
 test: setup
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n 2
+
+# SecretFlow on Ray, in an environment of its own (see requirements/ray.txt).
+test-ray: .venv-ray/installed
+	.venv-ray/bin/python -m pytest tests/plugin/test_secretflow_ray.py
 
 lint:
 	$(BIN)/ruff check .
@@ -23,4 +27,11 @@ setup: .venv/installed
 	echo "Installing the pinned packages of requirements/py$$version.txt (about a minute)" && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/py$$version.txt && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && \
+	touch $@
+
+.venv-ray/installed: setup.cfg pyproject.toml requirements/find-python requirements/ray.txt
+	@python=$$(requirements/find-python) && rm -rf .venv-ray && "$$python" -m venv .venv-ray
+	@echo "Installing the pinned packages of requirements/ray.txt (about two minutes)" && \
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/ray.txt && \
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && \
 	touch $@

@@ -14,13 +14,18 @@ from .bench.accuracy import bench_accuracy
 from .bench.layer import LayerShape, bench_layer
 from .bench.op import HEADER, OPS, bench_op, row
 from .bench.quality import Amounts, bench_quality, summary
+from .cli_beaver import beaver_command
+from .cli_certificates import certificates_command
 from .cli_deal import deal_command
+from .cli_network import network_command
+from .cli_party import dealer_command, party_command
 from .cli_plan import plan_table_command
 from .cli_prompt import keys_command, prompt_command, tables_command
 from .cli_soal import prepare_group
 from .errors import UserError
+from .experiment.files import write_whole
 from .experiment.report import render_report
-from .experiment.runner import measure, run_experiment, write_whole
+from .experiment.runner import measure, run_experiment
 from .experiment.schema import CONFIGS, build_experiment, load_experiment, load_model
 from .models import load_checkpoint
 from .models.decoder import FAMILIES
@@ -150,7 +155,11 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], soal: Path | None, 
     click.echo(f"{out / 'metrics.json'}\n{out / 'report.html'}", err=True)
 
 
+main.add_command(beaver_command)
+main.add_command(certificates_command)
 main.add_command(deal_command)
+main.add_command(dealer_command)
+main.add_command(party_command)
 main.add_command(plan_table_command)
 main.add_command(prepare_group)
 
@@ -163,6 +172,7 @@ def bench() -> None:
 bench.add_command(prompt_command)
 bench.add_command(keys_command)
 bench.add_command(tables_command)
+bench.add_command(network_command)
 
 
 @bench.command()

@@ -12,25 +12,53 @@ from ..errors import UserError
 from ..generation import SamplingConfig
 from ..models.source import ModelConfig
 from ..network import NetworkProfile
+from ..network.certificates import Identity
 from ..runtime import ProtocolConfig
 from ..soal.prepared import read_prefix
 
 _NARROW_BITS = 18
+_ADDRESS = r"^\S+:\d+$"
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 """The configurations that come with the project; a config elsewhere may have folders of its own beside it."""
 
 
 class GenerationConfig(BaseModel):
-    """What is generated. `capacity` counts cache rows: prefix, prompt and new tokens together; left out, just enough."""
+    """What is generated. `capacity` counts cache rows: prefix, prompt and new tokens together; left out, just enough.
+
+    Only the client's config needs a prompt, and its sampling counts, where parties are processes of their own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: str = Field(min_length=1)
+    prompt: str | None = Field(default=None, min_length=1)
     new_tokens: int = Field(default=16, ge=1)
     capacity: int | None = Field(default=None, ge=2)
     use_prefix: bool = True
     sampling: SamplingConfig = SamplingConfig()
+
+
+class PartiesConfig(BaseModel):
+    """Where each role's process is, for `spu-llm party` and `spu-llm dealer`: HOST:PORT, one's own being where it listens.
+
+    certificates: folder with this role's own files (`spu-llm certificates`). timeout: seconds without a sign of life after which a
+    party is given up. patience: seconds to wait for the others to start. prefetch: whether all material is fetched before the first
+    pass; it is fetched ahead of each pass otherwise.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    client: str = Field(pattern=_ADDRESS)
+    owner: str = Field(pattern=_ADDRESS)
+    helper: str | None = Field(default=None, pattern=_ADDRESS)
+    dealer: str | None = Field(default=None, pattern=_ADDRESS)
+    certificates: Path
+    timeout: float = Field(default=30.0, ge=3)
+    patience: float = Field(default=120.0, ge=1)
+    prefetch: bool = False
+
+    def identity(self, role: str) -> Identity:
+        return Identity(self.certificates, role)
 
 
 class Experiment(BaseModel):
@@ -39,7 +67,9 @@ class Experiment(BaseModel):
 
     `material` is a folder of correlated randomness dealt ahead (`spu-llm deal`); without it a dealer is at hand. `soal` is the
     file of `spu-llm prepare soal`, whose prefix, ranges and references stand for those of the model's config.
-    `baseline` holds the settings in which a second run, made in the same go, differs from this one.
+    `processes`: the parties (and the dealer) are processes of this machine instead of threads, as they are on networks of mode
+    `link`; `parties` says where processes are that are started one by one. `baseline` holds the settings in which a second run,
+    made in the same go, differs from this one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,6 +81,8 @@ class Experiment(BaseModel):
     generation: GenerationConfig
     material: Path | None = None
     soal: Path | None = None
+    processes: bool = False
+    parties: PartiesConfig | None = None
     baseline: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -67,7 +99,16 @@ class Experiment(BaseModel):
             raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
         if self.soal is not None and self.ops != "stock" and not self.generation.use_prefix:
             raise ValueError("soal's ranges hold after its prefix only; leave it out or set generation.use_prefix: true")
+        if self.apart and self.ops == "generic":
+            raise ValueError("ops generic runs with the parties as threads only; set ops: plugin or stock, or processes: false")
+        if self.apart and self.material is not None:
+            raise ValueError("processes fetch their material from the dealer's process; leave material out")
         return self
+
+    @property
+    def apart(self) -> bool:
+        """Whether the parties are processes."""
+        return self.processes or self.parties is not None or self.network.mode == "link"
 
     @property
     def prefix(self) -> tuple[int, ...]:

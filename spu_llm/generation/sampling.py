@@ -33,6 +33,11 @@ class Sampler:
         probabilities = self.probabilities(logits)
         return int(self._random.choice(len(probabilities), p=probabilities))
 
+    def skip(self, tokens: int) -> None:
+        """Leave out the draws of tokens that are known already: one number each, whatever the logits."""
+        if self._config.temperature >= _GREEDY:
+            self._random.random(tokens)
+
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """The distribution [vocabulary] a token is drawn from, for a temperature above 0."""
         c = self._config

@@ -40,6 +40,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return _load_gguf(path)
 
 
+def load_tokenizer(path: Path) -> Tokenizer | None:
+    """A checkpoint's tokenizer alone: all that a client reads of it. Raises UserError as `load_checkpoint`."""
+    if path.is_dir():
+        return read_folder_tokenizer(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint; give a Hugging Face folder or a .gguf file")
+    return gguf_tokenizer(open_gguf(path).fields, str(path))
+
+
 def _load_folder(folder: Path) -> Checkpoint:
     tokenizer = read_folder_tokenizer(folder)
     place = _safetensors_places(folder)

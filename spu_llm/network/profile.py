@@ -11,26 +11,34 @@ class NetworkProfile(BaseModel):
     """Bandwidth and one-way delay of the link between any two parties.
 
     mode `none`: times are the compute measured here, traffic is free. mode `model`: traffic is added by formula, see `seconds`.
+    mode `link`: the parties are processes and their traffic takes an emulated link (emulation.py), so measured time has it in.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    mode: Literal["none", "model"]
+    mode: Literal["none", "model", "link"]
     bandwidth_mbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     delay_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check(self) -> NetworkProfile:
-        if (self.mode == "model") != (self.bandwidth_mbps is not None):
-            raise ValueError(f"mode {self.mode} {'needs' if self.mode == 'model' else 'takes no'} bandwidth_mbps")
+        if (self.mode == "none") == (self.bandwidth_mbps is not None):
+            raise ValueError(f"mode {self.mode} {'takes no' if self.mode == 'none' else 'needs'} bandwidth_mbps")
         return self
 
-    def seconds(self, compute_seconds: float, messages: int, sent_bytes: int) -> float:
-        """Time of a run in which one party sends `messages` and `sent_bytes`: compute + messages * delay + bytes / bandwidth.
+    def seconds(self, compute_seconds: float, messages: int, sent_bytes: int, concurrent: int = 0) -> float:
+        """Time of a run in which one party sends `messages` and `sent_bytes`:
+        compute + (messages - concurrent) * delay + bytes / bandwidth.
 
-        Every message counts as one the receiver has to wait for, which is how SPU's two-party openings behave.
+        SPU's openings between two parties are exchanges: both send, both wait for the other's, one after another, so each message
+        costs a delay (libspu's `Communicator::allReduce`; what it could open together it packs into one message). `concurrent` are
+        those messages that leave together with the one before, because their sender waits for nothing in between: all but the
+        first of a row of inputs that one party shares, all but one of what an opening sends to several peers. The two directions
+        do not disturb each other. Framing, answers and acknowledgements (see link.py) are left out, as they delay nothing; so is
+        the link's own compute beyond what `compute_seconds` has of it.
         """
         if self.bandwidth_mbps is None:
             return compute_seconds
-        return compute_seconds + messages * self.delay_ms / 1e3 + sent_bytes * 8 / (self.bandwidth_mbps * 1e6)
+        awaited = messages - concurrent
+        return compute_seconds + awaited * self.delay_ms / 1e3 + sent_bytes * 8 / (self.bandwidth_mbps * 1e6)

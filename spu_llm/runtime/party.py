@@ -12,24 +12,23 @@ from spu import Runtime, libspu
 
 from .cores import keep_to_one_core
 from .profile import Traffic
-from .protocol import ProtocolConfig
 from .workspace import enter_workspace
 
 
 class Party:
     """Lives as long as its session; all its work happens in its own thread, in order.
 
-    `connect` makes its link; `profile` has SPU log what it sends. `ready` is done when the runtime is up.
+    `connect` makes its link to the other `parties`. `ready` is done when the runtime is up.
     `channel` carries what SPU does not send itself: shares of inputs and of outputs. What goes over it is counted in `sent`.
     """
 
-    def __init__(self, rank: int, connect: Callable[[], libspu.link.Context], protocol: ProtocolConfig, profile: bool):
+    def __init__(self, rank: int, connect: Callable[[], libspu.link.Context], config: libspu.RuntimeConfig, parties: int):
         self.rank = rank
         self.sent = Traffic()
         self._tasks: SimpleQueue = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"party-{rank}")
         self._thread.start()
-        self.ready = self.submit(lambda: self._open(connect, protocol.spu_config(profile), protocol.world_size))
+        self.ready = self.submit(lambda: self._open(connect, config, parties))
 
     def _open(self, connect: Callable[[], libspu.link.Context], config: libspu.RuntimeConfig, parties: int) -> None:
         enter_workspace()

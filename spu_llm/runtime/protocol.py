@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 from spu import libspu
 
+from ..network.certificates import Identity
+from .beaver import BeaverConfig, with_third_party
+
 ROLES = ("client", "owner", "helper")
 """Party names by rank. The client holds the prompt, the owner the weights; only three-party protocols have a helper."""
 
@@ -16,6 +19,7 @@ _PARTIES = {"SEMI2K": (2, 3), "ABY3": (3,), "CHEETAH": (2,)}
 class ProtocolConfig(BaseModel):
     """An SPU protocol and its fixed-point format.
 
+    `beaver`: the server of a third party's triples for stock SEMI2K (`spu-llm beaver`); without it rank 0 makes them.
     `fraction_bits` is f: a real x is held as round(x * 2^f) in the ring Z_2^64 (FM64) or Z_2^128 (FM128).
     """
 
@@ -25,6 +29,7 @@ class ProtocolConfig(BaseModel):
     ring: Literal["FM64", "FM128"] = "FM64"
     fraction_bits: int = 18
     parties: int | None = None
+    beaver: BeaverConfig | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ProtocolConfig:
@@ -32,6 +37,8 @@ class ProtocolConfig(BaseModel):
         if self.parties is not None and self.parties not in allowed:
             choice = " or ".join(map(str, allowed))
             raise ValueError(f"{self.name} runs between {choice} parties, not {self.parties}; set parties: {allowed[0]}")
+        if self.beaver is not None and self.name != "SEMI2K":
+            raise ValueError(f"beaver is for SEMI2K, not for {self.name}; leave it out or set name: SEMI2K")
         limit = self.ring_bits // 2 - 8  # a product has 2f fraction bits and 16 integer bits must remain
         if not 8 <= self.fraction_bits <= limit:
             raise ValueError(f"fraction_bits is {self.fraction_bits}; {self.ring} needs a value from 8 to {limit}")
@@ -46,8 +53,14 @@ class ProtocolConfig(BaseModel):
         return self.parties or _PARTIES[self.name][0]
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        return ROLES[: self.world_size]
+
+    @property
     def trust(self) -> str:
         """What the stock protocol rests on, for the report (see docs/leakage.md)."""
+        if self.beaver is not None:
+            return "third-party Beaver server, which sees no input, weight or opening, and colludes with no party"
         if self.name == "SEMI2K":
             return "test-only: the client's runtime makes the multiplication triples (SPU TrustedFirstParty)"
         return {"ABY3": "honest majority of three parties", "CHEETAH": "two parties, no helper"}[self.name]
@@ -60,8 +73,11 @@ class ProtocolConfig(BaseModel):
         """
         return 0.0
 
-    def spu_config(self, profile: bool) -> libspu.RuntimeConfig:
-        """SPU's own configuration; `profile` makes this party log its traffic, which `profile.py` reads."""
+    def spu_config(self, profile: bool, identity: Identity | None = None) -> libspu.RuntimeConfig:
+        """SPU's own configuration; `profile` makes this party log its traffic, which `profile.py` reads.
+
+        `identity` is the party's own, for mutual TLS with a Beaver server.
+        """
         config = libspu.RuntimeConfig(
             protocol=getattr(libspu.ProtocolKind, self.name),
             field=getattr(libspu.FieldType, self.ring),
@@ -70,4 +86,4 @@ class ProtocolConfig(BaseModel):
         # SPU's default exp is garbage below -512, which masked attention reaches; PADE is right at every mask tried.
         config.fxp_exp_mode = libspu.RuntimeConfig.ExpMode.EXP_PADE
         config.enable_pphlo_profile = profile
-        return config
+        return config if self.beaver is None else with_third_party(config, self.beaver, self.world_size, identity)

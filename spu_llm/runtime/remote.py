@@ -20,6 +20,8 @@ from spu import Io, libspu
 
 from ..errors import UserError
 from ..network.certificates import Identity
+from ..network.link import link_options
+from ..network.profile import NetworkProfile
 from ..network.tls import check_peer, secure_link
 from .party import Party
 from .profile import Profile, Traffic, read_own_profile, start_profiling
@@ -31,6 +33,7 @@ _LINK_ID = "spu_llm"
 _POLL_SECONDS = 0.5
 _DAY_MS = 86_400_000  # a message may take as long as a party computes; the watch notices failures
 _RETRY_MS = 500
+_RESEND_FACTOR = 4
 _NONCE_BYTES = 32
 _GRACE_SECONDS = 3.0  # for the watch to learn why a message failed
 
@@ -39,13 +42,14 @@ _GRACE_SECONDS = 3.0  # for the watch to learn why a message failed
 class Peers:
     """Where the parties of a session are, as seen from one of them.
 
-    addresses: host:port by role; one's own is where it listens. timeout: seconds without a sign of life after which a peer is given
-    up. patience: seconds that a party waits for the others to start.
+    addresses: host:port by role; one's own is where it listens. network: what lies between them, for the link's settings. timeout:
+    seconds without a sign of life after which a peer is given up. patience: seconds that a party waits for the others to start.
     """
 
     role: str
     addresses: Mapping[str, str]
     identity: Identity
+    network: NetworkProfile
     timeout: float = 30.0
     patience: float = 120.0
 
@@ -70,7 +74,8 @@ class RemoteSession(Session):
         self.rank = self.roles.index(peers.role)
         start_profiling()
         try:
-            self._open([Party(self.rank, self._connect, protocol, True)])
+            config = protocol.spu_config(profile=True, identity=self._identity)
+            self._open([Party(self.rank, self._connect, config, protocol.world_size)])
         except RuntimeError as error:
             raise self._unreached(error) from None
         link = self.parties[0].link.spawn()
@@ -86,8 +91,13 @@ class RemoteSession(Session):
     def _connect(self) -> libspu.link.Context:
         desc = libspu.link.Desc()
         desc.id = _LINK_ID
+        # yacl ends the whole process, without a word, when a message cannot be sent: the watch has to be sooner
+        resend_ms = round(_RESEND_FACTOR * 1e3 * self._peers.timeout)
+        link_options(desc, self._peers.network, resend_ms)
         desc.recv_timeout_ms = _DAY_MS
-        desc.http_timeout_ms = round(1e3 * self._peers.timeout)
+        retry = desc.retry_opts
+        retry.max_retry, retry.retry_interval_ms, retry.retry_interval_incr_ms = resend_ms // _RETRY_MS, _RETRY_MS, 0
+        desc.retry_opts = retry
         desc.connect_retry_interval_ms = _RETRY_MS
         desc.connect_retry_times = max(1, round(1e3 * self._peers.patience / _RETRY_MS))
         for role in self.roles:
@@ -181,7 +191,7 @@ class RemoteSession(Session):
         origin = self._rank(owner)
 
         def work(party: Party) -> None:
-            known = value
+            known = np.asarray(value)
             if party.rank != origin:
                 known = np.frombuffer(party.receive(origin), value.dtype).reshape(value.shape)
             for rank in self._others if party.rank == origin else ():

@@ -27,11 +27,12 @@ from . import shares
 from .party import Party
 from .profile import OpCost, Profile, Traffic, profiled, read_profile, start_profiling
 from .program import Program, Slot, compile_program
-from .protocol import ROLES, ProtocolConfig
+from .protocol import ProtocolConfig
 
 _SPU_LOG = threading.Lock()  # SPU has one log a process, so one program is profiled at a time
 _RECEIVE_TIMEOUT_MS = 900_000  # a party waits this long for another that is computing
 _CLOSE_TIMEOUT = 30.0
+_UNUSED = "keep_opened.unused"
 
 
 @dataclass
@@ -62,6 +63,11 @@ class Phase:
                 setattr(total, key, getattr(total, key) + value)
 
 
+def _opened(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    kept = make_cached_var(value)
+    return kept, kept * kept
+
+
 class Session:
     """Parties as threads of this process, with persistent named variables.
 
@@ -90,8 +96,9 @@ class Session:
         with _SPU_LOG:
             start_profiling()
         connect = partial(libspu.link.create_mem, desc)
-        ranks = range(protocol.world_size)
-        self._open([Party(rank, partial(connect, rank), protocol, profiled(rank, protocol.world_size)) for rank in ranks])
+        size = protocol.world_size
+        configs = [protocol.spu_config(profiled(rank, size)) for rank in range(size)]
+        self._open([Party(rank, partial(connect, rank), config, size) for rank, config in enumerate(configs)])
 
     def _open(self, parties: list[Party]) -> None:
         """Wait until the runtimes of this process's parties are up."""
@@ -105,7 +112,7 @@ class Session:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return ROLES[: self.protocol.world_size]
+        return self.protocol.roles
 
     def __enter__(self) -> Session:
         return self
@@ -201,12 +208,15 @@ class Session:
         return np.sum(parts, axis=0, dtype=np.int64)
 
     def keep_opened(self, name: str, slot: Slot) -> None:
-        """Mark a variable as a static operand: its masked value is opened by the first product and then re-used.
+        """Make a variable a static operand: its masked value is opened once and then re-used.
 
-        SEMI2K only (SPU's Beaver cache); for other protocols SPU ignores the mark.
+        SEMI2K only (SPU's Beaver cache); other protocols have nothing of the kind. It is opened by a product of elements: were a
+        matrix product the first, SPU would draw its mask again for what comes next (docs/leakage.md, "Masked weights").
         """
-        program = self.compile("keep_opened", make_cached_var, (slot,))
-        self.run(program, (name,), name)
+        if self.protocol.name != "SEMI2K":
+            return
+        self.run(self.compile("keep_opened", _opened, (slot,)), (name,), (name, _UNUSED))
+        self._each(lambda party: party.runtime.del_var(_UNUSED))
 
     def compile(self, name: str, function: Callable, arguments: tuple) -> Program:
         """Compile `function` for a tree of `Slot`s, or return what was compiled before under this name and shapes."""

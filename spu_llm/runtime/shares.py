@@ -11,7 +11,7 @@ from spu import libspu
 NARROW_BITS = 16
 """Fraction bits kept by a narrow word; the other 16 of its 32 bits hold the integer part and the sign."""
 
-_CHUNK_BYTES = 1 << 27  # what SPU's own shares are cut into
+CHUNK_BYTES = 1 << 27  # what SPU's own shares are cut into
 
 
 def pack(share: libspu.Share) -> bytes:
@@ -42,7 +42,7 @@ def additive(words: np.ndarray, ring: str) -> libspu.Share:
         upper = np.frombuffer(os.urandom(8 * words.size), np.int64).reshape(words.shape)
         words = np.stack([words, upper], axis=-1)
     data = np.ascontiguousarray(words).data.cast("B") if words.size else memoryview(b"")
-    share.share_chunks = [_chunk(data, start) for start in range(0, max(1, len(data)), _CHUNK_BYTES)]
+    share.share_chunks = [_chunk(data, start) for start in range(0, max(1, len(data)), CHUNK_BYTES)]
     return share
 
 
@@ -55,7 +55,7 @@ def additive_words(share: libspu.Share) -> np.ndarray:
 def _chunk(data: memoryview, start: int) -> bytes:
     chunk = libspu.ValueChunk()
     chunk.total_bytes, chunk.chunk_offset = len(data), start
-    chunk.content = bytes(data[start : start + _CHUNK_BYTES])
+    chunk.content = bytes(data[start : start + CHUNK_BYTES])
     return chunk.SerializeToString()
 
 

@@ -123,13 +123,17 @@ class StoredSupply:
     """Messages that were dealt ahead to `folder`/party-0 and party-1, in the order of one generation.
 
     Each party reads its own folder only: its key, and its messages, which are marked used before they are read. `ranks` are the
-    parties of this process. Where the dealer is still at work, a party waits up to `patience` seconds for its message. Raises
-    UserError where the folder has served before, in this process or one that broke off, or where a message was changed.
+    parties of this process. Where the dealer is still at work, a party waits up to `patience` seconds for its message, as long as
+    `check` does not raise. Raises UserError where the folder has served before, in this process or one that broke off, or where a
+    message was changed.
     """
 
-    def __init__(self, folder: str | Path, patience: float = 0.0, ranks: tuple[int, ...] = PARTIES):
+    def __init__(
+        self, folder: str | Path, patience: float = 0.0, ranks: tuple[int, ...] = PARTIES, check: Callable[[], None] = lambda: None
+    ):
         self._folder = Path(folder)
         self._patience = patience
+        self._check = check
         self._next = FIRST_RUN
         self._keys = {rank: read_key(party_folder(self._folder, rank)) for rank in ranks}
         for rank in ranks:
@@ -176,6 +180,7 @@ class StoredSupply:
             return store.take(number) if number < store.next_number() else None
 
         while (record := with_store(folder, take_if_there)) is None:
+            self._check()
             if time.monotonic() >= end:
                 raise UserError(
                     f"{folder}: material has run out after {number - FIRST_RUN} program runs; deal for more tokens with "

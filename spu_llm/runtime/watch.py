@@ -14,6 +14,8 @@ from typing import Protocol
 
 from ..errors import UserError
 
+PEER_FAILED = "has failed, as its own output tells"
+
 _PERIOD = 1.0
 _FAREWELL = 3.0
 _BEAT, _END, _FAILED = b"beat", b"end", b"failed"
@@ -91,5 +93,5 @@ class Watch:
                 return
             self._heard[rank] = time.monotonic()
             if said != _BEAT:
-                self._ended[rank] = "has ended" if said == _END else "has failed, as its own output tells"
+                self._ended[rank] = "has ended" if said == _END else PEER_FAILED
                 return

@@ -12,7 +12,7 @@ from conftest import TEXT
 
 from spu_llm.errors import UserError
 from spu_llm.experiment import load_experiment, run_experiment, runner
-from spu_llm.experiment.runner import write_whole
+from spu_llm.experiment.files import write_whole
 
 METRICS = {
     "model", "protocol", "ring", "fraction_bits", "network", "text", "tokens", "setup", "prefill", "decode", "offline",

@@ -46,7 +46,11 @@ def test_files_beside_the_config_come_first(tmp_path):
         (GOOD, ("protocol.ring=FM65",), "protocol.ring is 'FM65': input should be 'FM64' or 'FM128'"),
         (GOOD, ("protocol={name: ABY3, parties: 2}",), "ABY3 runs between 3 parties, not 2"),
         (GOOD, ("model=gpt5",), "unknown model 'gpt5'; known: smollm2"),
-        (GOOD, ("network=moon",), "unknown network 'moon'; known: 100mbps, 5gbps, lan, none, wan"),
+        (
+            GOOD,
+            ("network=moon",),
+            "unknown network 'moon'; known: 100mbps, 100mbps_link, 5gbps, 5gbps_link, lan, lan_link, none, wan, wan_link",
+        ),
         (GOOD, ("generation.new_tokens=0",), "generation.new_tokens is 0"),
         (GOOD, ("generation",), "write it as key.key=value"),
         (GOOD, ("model.name=x",), "model is not a section"),

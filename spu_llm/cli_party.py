@@ -1,0 +1,106 @@
+"""`spu-llm party` and `spu-llm dealer`: the processes of a generation, on as many machines as there are roles."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from .errors import UserError
+from .experiment.dealer import serve_material
+from .experiment.party import run_client, run_follower
+from .experiment.schema import load_experiment
+from .network.certificates import Identity
+from .progress import Progress, bar, silent
+
+_FAILED = 2
+_quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
+_with_parent = click.option("--with-parent", is_flag=True, hidden=True, help="End when the process that started this one does.")
+
+
+@click.command("party")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--role", required=True, type=click.Choice(["client", "owner", "helper"]), help="Whose part this process plays.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for what this party keeps.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a setting of the config; repeatable.")
+@_quiet
+@_with_parent
+def party_command(config: Path, role: str, out: Path, overrides: tuple[str, ...], quiet: bool, with_parent: bool) -> None:
+    """Take part in one generation as one party; the others are processes elsewhere, as `parties` in CONFIG says.
+
+    The client's text streams to standard output. Started again with the same settings and --out after a failure, it goes on after
+    the last whole token, with fresh material.
+
+    \b
+    Examples:
+      spu-llm party run.yaml --role owner --out owner
+      spu-llm party run.yaml --role client --out client --set generation.prompt="The capital of France is"
+    """
+    if with_parent:
+        _end_with_parent()
+    progress = _progress(quiet)
+    try:
+        experiment, _ = load_experiment(config, overrides)
+        if role == "client":
+            run_client(experiment, out, progress, _stream)
+            click.echo()
+        else:
+            run_follower(experiment, role, out, progress)
+    except UserError as error:
+        _end(error)
+
+
+@click.command("dealer")
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Where the parties reach this dealer; port 0: any free one.")
+@click.option("--certificates", required=True, type=click.Path(path_type=Path), help="Folder with the dealer's own certificate.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for material that is not fetched yet.")
+@click.option("--ahead", type=click.IntRange(1), help="Deal for so many passes at most before some are fetched.")
+@_quiet
+@_with_parent
+def dealer_command(listen: str, certificates: Path, out: Path, ahead: int | None, quiet: bool, with_parent: bool) -> None:
+    """Serve correlated randomness to the parties of any number of generations, until it is stopped.
+
+    It learns the model's shape, its table sizes and the number of tokens of each pass, and must not collude with a party.
+
+    \b
+    Example:
+      spu-llm dealer --listen 0.0.0.0:9000 --certificates certificates --out material
+    """
+    if with_parent:
+        _end_with_parent()
+    with serve_material(listen, Identity(certificates, "dealer"), out, ahead, _progress(quiet)) as server:
+        click.echo(f"dealing at {server.address}; stop with Ctrl-C")
+        threading.Event().wait()
+
+
+def _progress(quiet: bool) -> Progress:
+    return silent if quiet else bar
+
+
+def _stream(text: str) -> None:
+    click.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def _end(error: UserError) -> NoReturn:
+    """Threads that wait for a peer which is gone cannot be woken, and would keep the process."""
+    click.echo(f"error: {error}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_FAILED)
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(_FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,56 @@
+"""The dealer's process: deals for whatever generation both parties ask for, and serves what it dealt."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UserError
+from ..generation.material import AheadDealer, Facts, deal_generation
+from ..models.published import Published
+from ..network.certificates import Identity
+from ..progress import Progress, silent
+from ..runtime.service import Dealing, MaterialServer, Wanted
+from ..runtime.supply import FIRST_RUN
+
+
+def serve_material(
+    address: str, identity: Identity, folder: Path, ahead: int | None = None, progress: Progress = silent
+) -> MaterialServer:
+    """A server of material at host:port, dealt to `folder` no more than `ahead` passes before parties have fetched it.
+
+    The dealer learns the model's shape and table sizes and the number of tokens of each pass. Enter the server to start it.
+    """
+    return MaterialServer(address, identity, folder, _Dealer(folder, ahead, progress).open)
+
+
+@dataclass(frozen=True)
+class _Dealer:
+    folder: Path
+    ahead: int | None
+    progress: Progress
+
+    def open(self, wanted: Wanted) -> Dealing:
+        """Start to deal for a session. UserError for a description that is none, or a session whose masks are lost."""
+        folder = self.folder / wanted.session
+        if folder.exists():
+            raise UserError(f"session {wanted.session}: its dealer ended, and its masks with it; start the parties again")
+        try:
+            asked = json.loads(wanted.description)
+            model, facts = Published.from_json(asked["model"].encode()), Facts(**asked["facts"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(f"session {wanted.session}: no generation is described; use the same version everywhere") from None
+        dealer, dealing = AheadDealer(model, facts, folder), Dealing(folder)
+        threading.Thread(target=self._deal, args=(dealer, facts, dealing), daemon=True, name="dealer").start()
+        return dealing
+
+    def _deal(self, dealer: AheadDealer, facts: Facts, dealing: Dealing) -> None:
+        try:
+            deal_generation(dealer, facts, self.ahead, self.progress)
+            dealing.records = dealer.runs + FIRST_RUN
+        except Exception as error:  # whatever it is, the parties must not wait for more
+            dealing.error = str(error).splitlines()[0] if isinstance(error, UserError) else f"the dealer failed: {error!r}"
+            if not isinstance(error, UserError):
+                raise

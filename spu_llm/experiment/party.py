@@ -1,0 +1,206 @@
+"""One party's part of a generation between processes: the client decodes, the others follow it pass by pass.
+
+Before anything secret moves the parties compare their settings and versions. Then the client says how long its prompt is, and the
+owner publishes its model's shapes and table sizes. Every party learns these, the number of tokens of each pass, and nothing else of
+the others' data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..generation import AssistedDecoder, Sampler, SecureDecoder, TextStream, generate
+from ..generation.material import Facts, blind_decoder
+from ..models import load_checkpoint
+from ..models.checkpoint import load_tokenizer
+from ..models.published import Published, publish
+from ..progress import Progress, silent
+from ..runtime import Phase
+from ..runtime.remote import Peers, RemoteSession
+from ..runtime.service import Limits, MaterialPuller, Wanted
+from ..runtime.supply import StoredSupply
+from .files import make_folder, write_whole
+from .journal import Journal
+from .metrics import collect, peak_memory
+from .owner import measured, prepared_file
+from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
+from .schema import Experiment, PartiesConfig
+
+_PATIENCE = 3600.0  # for a message whose dealer is at work; one that is gone is noticed by the puller
+_HOLD_ALL = 1 << 50
+
+Decoder = AssistedDecoder | SecureDecoder
+
+
+def run_client(
+    experiment: Experiment, out: Path, progress: Progress = silent, stream: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Generate as the client, going on where an earlier call with the same settings broke off; writes metrics.json.
+
+    `out` holds the tokens and logits too, which are the client's secrets. Raises UserError where a peer fails or does not fit.
+    """
+    make_folder(out)
+    tokenizer = need_tokenizer(load_tokenizer(experiment.model.locate()), experiment)
+    prompt = encode_prompt(experiment, tokenizer)
+    journal, text = Journal(out, _digest(experiment)), TextStream(tokenizer)
+    resumed, count = len(journal.tokens), experiment.generation.new_tokens
+    for token in journal.tokens:
+        stream(text.push(token))
+    sampler = Sampler(experiment.generation.sampling)
+    sampler.skip(resumed)
+    with _session(experiment, "client") as session:
+        opening = {"session": uuid.uuid4().hex, "prompt_tokens": len(prompt) + resumed, "new_tokens": count - resumed}
+        session.broadcast(json.dumps(opening).encode(), "client")
+        model = Published.from_json(session.broadcast(b"", "owner"))
+        check_tokens(experiment, model.config, prompt)
+        with _decoder(experiment, session, model, opening, out, None) as decoder:
+            decoder.set_up(len(prompt) + resumed, progress)
+            announced, ends = _Announced(session, decoder), model.config.end_tokens
+            found = generate(announced, prompt + journal.tokens, count - resumed, sampler, ends, session.phase)
+            for _, step in zip(progress(range(count - resumed), "generating", "token"), found, strict=False):
+                journal.add(step)
+                stream(text.push(step.token))
+            stream(text.finish())
+            session.broadcast(b"0", "client")
+        session.gather_costs()
+        metrics = collect(experiment, decoder, session.phases, prompt, journal.steps()[resumed:])
+    metrics |= {"text": text.text, "tokens": journal.tokens, "resumed_at": resumed, "peak_rss_bytes": peak_memory()}
+    write_whole(out / "metrics.json", json.dumps(metrics, indent=1), private=True)
+    return metrics
+
+
+def run_follower(experiment: Experiment, role: str, out: Path, progress: Progress = silent) -> None:
+    """Take part as the owner, whose weights these are, or as a three-party protocol's helper, until the client is done."""
+    make_folder(out)
+    checkpoint = load_checkpoint(experiment.model.locate()) if role == "owner" else None
+    own = b""
+    if checkpoint is not None:
+        calibration = measured(experiment, checkpoint, progress)[0] if experiment.ops == "plugin" else None
+        own = publish(checkpoint.decoder.config, experiment.prefix, calibration).to_json()
+    with _session(experiment, role) as session:
+        opening = json.loads(session.broadcast(b"", "client"))
+        model = Published.from_json(session.broadcast(own, "owner"))
+        with _decoder(experiment, session, model, opening, out, progress if checkpoint else None) as decoder:
+            decoder.set_up(opening["prompt_tokens"], progress)
+            phase = "prefill"
+            while True:
+                with session.phase(phase):
+                    count = int(session.broadcast(b"", "client"))
+                    if count == 0:
+                        break
+                    decoder.advance([0] * count)
+                phase = "decode"
+        session.gather_costs()
+    write_whole(out / f"{role}.json", json.dumps({"peak_rss_bytes": peak_memory(), **_seconds(session.phases)}))
+
+
+class _Announced:
+    """The client's decoder, which says before each pass how many tokens it takes."""
+
+    def __init__(self, session: RemoteSession, decoder: Decoder):
+        self._session, self._decoder = session, decoder
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray:
+        self._session.broadcast(str(len(tokens)).encode(), "client")
+        return self._decoder.advance(tokens)
+
+
+def parties_of(experiment: Experiment) -> PartiesConfig:
+    if experiment.parties is None:
+        raise UserError("parties is missing: say where client, owner and dealer are, and which certificates to show (README)")
+    return experiment.parties
+
+
+@contextmanager
+def _session(experiment: Experiment, role: str) -> Iterator[RemoteSession]:
+    """The session; where this party fails, the others are told."""
+    parties = parties_of(experiment)
+    addresses = {name: address for name in ("client", "owner", "helper") if (address := getattr(parties, name)) is not None}
+    if len(addresses) < experiment.protocol.world_size:
+        raise UserError(f"parties.helper is missing: {experiment.protocol.name} has three parties")
+    peers = Peers(role, addresses, parties.identity(role), experiment.network, parties.timeout, parties.patience)
+    session = RemoteSession(experiment.protocol, peers, _agreement(experiment))
+    with session:
+        try:
+            yield session
+        except BaseException:
+            session.fail()
+            raise
+
+
+@contextmanager
+def _decoder(
+    experiment: Experiment, session: RemoteSession, model: Published, opening: dict[str, Any], out: Path, owning: Progress | None
+) -> Iterator[Decoder]:
+    """This party's decoder, with material on its way to it. `owning`: None where the weights are another's."""
+    new_tokens, prompt_tokens = opening["new_tokens"], opening["prompt_tokens"]
+    done = experiment.generation.new_tokens - new_tokens
+    capacity = cache_capacity(experiment, model.config, prompt_tokens - done)
+    if experiment.ops == "stock":
+        decoder = load_checkpoint(experiment.model.locate()).decoder if owning else model.decoder
+        yield SecureDecoder(session, decoder, capacity, model.prefix)
+        return
+    facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity)
+    description = json.dumps({"model": model.to_json().decode(), "facts": asdict(facts)}).encode()
+    parties, role, folder = parties_of(experiment), session.roles[session.rank], out / "material" / opening["session"]
+    if parties.dealer is None:
+        raise UserError("parties.dealer is missing: ops plugin needs the address of `spu-llm dealer`")
+    wanted = Wanted(opening["session"], description)
+    limits = Limits(parties.patience, _HOLD_ALL) if parties.prefetch else Limits(parties.patience)
+    with MaterialPuller(parties.dealer, parties.identity(role), wanted, folder, limits) as puller:
+        if parties.prefetch:
+            puller.wait()
+        supply = StoredSupply(folder, _PATIENCE, (session.rank,), puller.check)
+        if owning is None:
+            yield blind_decoder(session, model, capacity, supply)
+        else:
+            checkpoint = load_checkpoint(experiment.model.locate())
+            calibration, ranges = measured(experiment, checkpoint, owning)
+            rows = None if experiment.soal is None else prepared_file(experiment).prefix_rows
+            yield AssistedDecoder(session, checkpoint.decoder, calibration, capacity, model.prefix, ranges, supply, rows)
+    shutil.rmtree(folder)
+
+
+def _agreement(experiment: Experiment) -> dict[str, Any]:
+    """What every party must run alike: settings, and the code that traces the programs."""
+    wanted = experiment.generation
+    return {
+        "spu_llm": version("spu_llm"),
+        "its code": _code_digest(),
+        **{name: version(name) for name in ("jax", "spu")},
+        "protocol": experiment.protocol.model_dump(),
+        "ops": experiment.ops,
+        "model": experiment.model.name,
+        "new_tokens": wanted.new_tokens,
+        "capacity": wanted.capacity,
+        "use_prefix": wanted.use_prefix,
+    }
+
+
+def _code_digest() -> str:
+    root = Path(__file__).resolve().parents[1]
+    whole = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        whole.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+def _digest(experiment: Experiment) -> str:
+    """Tells generations apart, wherever their parties are."""
+    return hashlib.sha256(experiment.model_dump_json(exclude={"network", "parties", "processes", "baseline"}).encode()).hexdigest()
+
+
+def _seconds(phases: dict[str, Phase]) -> dict[str, float]:
+    return {f"{name}_seconds": phase.seconds for name, phase in phases.items()}

@@ -1,0 +1,52 @@
+"""The prompt's tokens, and whether they fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UserError
+from ..models import DecoderConfig
+from ..models.tokenizer import Tokenizer
+from .schema import Experiment
+
+
+def need_tokenizer(tokenizer: Tokenizer | None, experiment: Experiment) -> Tokenizer:
+    if tokenizer is None:
+        raise UserError(f"model {experiment.model.name}: its folder has no tokenizer.json, nor vocab.json and merges.txt; add one")
+    return tokenizer
+
+
+def encode_prompt(experiment: Experiment, tokenizer: Tokenizer) -> list[int]:
+    """The prompt's tokens. Raises UserError where there is none."""
+    text = experiment.generation.prompt
+    if text is None:
+        raise UserError("generation.prompt is missing; add it, or --set generation.prompt=TEXT")
+    prompt = tokenizer.encode(text)
+    if not prompt:
+        raise UserError(f"generation.prompt {text!r} has no token in this model; write another")
+    return prompt
+
+
+def check_tokens(experiment: Experiment, config: DecoderConfig, prompt: Sequence[int]) -> None:
+    """UserError where a token is none of the model's."""
+    for token in (*experiment.prefix, *prompt):
+        if not 0 <= token < config.vocabulary:
+            raise UserError(
+                f"model {experiment.model.name}: token {token} of prefix or prompt is outside its vocabulary of "
+                f"{config.vocabulary}; correct the prefix or the tokenizer"
+            )
+
+
+def cache_capacity(experiment: Experiment, config: DecoderConfig, prompt_tokens: int) -> int:
+    """The cache rows to keep. Raises UserError if the text cannot fit them, or they the model."""
+    wanted, positions = experiment.generation, config.positions
+    needed = len(experiment.prefix) + prompt_tokens + wanted.new_tokens
+    parts = f"the prompt's {prompt_tokens} tokens, {len(experiment.prefix)} of prefix and {wanted.new_tokens} new ones"
+    if needed > positions:
+        raise UserError(f"{parts} exceed the model's {positions} positions; shorten generation.prompt or generation.new_tokens")
+    capacity = wanted.capacity or needed
+    if needed > capacity:
+        raise UserError(f"{parts} exceed generation.capacity {capacity}; raise it to {needed} or more")
+    if capacity > positions:
+        raise UserError(f"generation.capacity {capacity} exceeds the model's {positions} positions; lower it")
+    return capacity

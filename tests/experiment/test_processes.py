@@ -1,0 +1,159 @@
+"""Parties as processes: the same tokens, faults noticed in time, and a generation that goes on where it broke off."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from conftest import LLAMA, TEXT, write_checkpoint, write_tokenizer
+
+from spu_llm.experiment.launch import measure_apart
+from spu_llm.experiment.schema import CONFIGS, build_experiment
+from spu_llm.generation import generate
+from spu_llm.models import PlainDecoder, load_checkpoint
+from spu_llm.network.certificates import make_certificates
+
+TIMEOUT, ENDS_WITHIN = 6, 40
+NEW = 24
+GENERATION = {"prompt": TEXT[:12], "new_tokens": NEW}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model's settings."""
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, LLAMA | {"num_hidden_layers": 1})
+    write_tokenizer(folder, LLAMA["vocab_size"])
+    text = folder / "calibration.txt"
+    text.write_text("\n".join([TEXT] * 3))
+    return {"name": "tiny", "path": str(folder), "prefix": [7, 8], "calibration": str(text)}
+
+
+def plain_tokens(model, prompt, count):
+    checkpoint = load_checkpoint(load_model_settings(model).locate())
+    decoder = PlainDecoder(checkpoint.decoder, 64)
+    decoder.advance(model["prefix"])
+    found = generate(decoder, checkpoint.tokenizer.encode(prompt), count, lambda logits: int(logits.argmax()))
+    return [step.token for step in found]
+
+
+def load_model_settings(model):
+    return build_experiment({"model": model, "network": "none", "generation": GENERATION}, CONFIGS, "x")[0].model
+
+
+class Town:
+    """A client, an owner and a dealer of one generation, started and ended one by one."""
+
+    def __init__(self, folder, model):
+        self.folder, self._model, self._running = folder, model, []
+        self._certificates = folder / "certificates"
+        make_certificates(self._certificates, ("client", "owner", "dealer"), ["127.0.0.1"])
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            each.close()
+        self.addresses = {role: f"127.0.0.1:{port}" for role, port in zip(("client", "owner", "dealer"), ports, strict=True)}
+
+    def start(self, role, **changes):
+        out = self.folder / role
+        arguments = ["dealer", "--listen", self.addresses[role], "--certificates", self._certificates, "--out", out]
+        if role != "dealer":
+            config = self.folder / f"{role}.yaml"
+            parties = self.addresses | {"certificates": str(self._certificates), "timeout": TIMEOUT, "patience": 60}
+            generation = GENERATION if role == "client" else {"new_tokens": NEW}
+            settings = {"model": self._model, "ops": "plugin", "network": "none", "generation": generation, "parties": parties}
+            config.write_text(json.dumps(settings | changes))
+            arguments = ["party", config, "--role", role, "--out", out]
+        command = [sys.executable, "-m", "spu_llm", *map(str, arguments), "--quiet"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._running.append(process)
+        return process
+
+    def end(self):
+        for process in self._running:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def town(folder, model):
+    found = Town(folder, model)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def failure(process):
+    """What a process that fails says, and within what time."""
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=ENDS_WITHIN)
+    assert process.returncode == 2, errors
+    line = errors.decode().splitlines()[-1]
+    assert line.startswith("error: ")
+    return line, time.monotonic() - started
+
+
+def test_a_generation_survives_a_killed_and_a_stopped_party(model, tmp_path):
+    with town(tmp_path, model) as parties:
+        parties.start("dealer")
+        for stop in (signal.SIGKILL, signal.SIGSTOP):
+            owner, client = parties.start("owner"), parties.start("client")
+            kept = tmp_path / "client" / "tokens.json"
+            before = len(json.loads(kept.read_text())["tokens"]) if kept.exists() else 0
+            text = os.read(client.stdout.fileno(), 1) if before == 0 else wait_for_more(kept, before)
+            assert text
+            os.kill(owner.pid, stop)
+            line, seconds = failure(client)
+            assert line.startswith(f"error: owner ({parties.addresses['owner']}) ")
+            assert line.endswith("start the parties again: the client goes on after its last whole token")
+            assert seconds < TIMEOUT + 15
+            if stop == signal.SIGSTOP:
+                os.kill(owner.pid, signal.SIGCONT)
+                assert "client (" in failure(owner)[0]
+        done = len(json.loads(kept.read_text())["tokens"])
+        assert 2 <= done < NEW
+        owner, client = parties.start("owner"), parties.start("client")
+        assert client.wait(120) == 0, client.stderr.read()
+        assert owner.wait(30) == 0, owner.stderr.read()
+        metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
+        assert metrics["resumed_at"] == done
+        assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
+        assert len([path for path in (tmp_path / "dealer").iterdir() if path.is_dir()]) == 3  # material anew each time
+        assert kept.stat().st_mode & 0o077 == 0
+
+
+def wait_for_more(kept, before):
+    end = time.monotonic() + 120
+    while len(json.loads(kept.read_text())["tokens"]) <= before:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return "more"
+
+
+def test_other_settings_are_refused_before_anything_moves(model, tmp_path):
+    with town(tmp_path, model) as parties:
+        owner, client = parties.start("owner", protocol={"ring": "FM128", "fraction_bits": 26}), parties.start("client")
+        assert "the owner has protocol {'name': 'SEMI2K', 'ring': 'FM128'" in failure(client)[0]
+        assert "give all parties the same" in failure(owner)[0]
+
+
+def test_a_run_starts_its_parties_over_an_emulated_link(model):
+    network = {"name": "fast", "mode": "link", "bandwidth_mbps": 1000, "delay_ms": 2}
+    settings = {"model": model, "network": network, "generation": GENERATION | {"new_tokens": 3}}
+    experiment, _ = build_experiment(settings, CONFIGS, "test")
+    said = []
+    metrics = measure_apart(experiment, stream=said.append)
+    assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], 3)
+    assert metrics["accuracy"]["top1_agreement"] == 1.0
+    assert "".join(said).strip() == metrics["text"].strip()
+    assert metrics["network"]["mode"] == "link"
+    assert metrics["network"]["emulation"]["measured_rtt_ms"] > 4
+    assert metrics["network"]["carried"]["client, owner"]["a_to_b"] > metrics["decode"]["bytes_per_token"]
+    assert metrics["decode"]["seconds_per_token"] > 0.9 * metrics["decode"]["messages_per_token"] * 2e-3
+    assert set(metrics["peak_rss_bytes_by_role"]) == {"client", "owner"}
