@@ -6,11 +6,14 @@ import os
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
+from .dealer.beaver.keys import load_key
+from .dealer.beaver.server import BeaverServer
 from .errors import UserError
 from .experiment.dealer import serve_material
 from .experiment.party import run_client, run_follower
@@ -59,22 +62,34 @@ def party_command(config: Path, role: str, out: Path, overrides: tuple[str, ...]
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Where the parties reach this dealer; port 0: any free one.")
 @click.option("--certificates", required=True, type=click.Path(path_type=Path), help="Folder with the dealer's own certificate.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for material that is not fetched yet.")
+@click.option(
+    "--beaver", metavar="HOST:PORT", help="Serve stock SPU's triples too, there; OUT/beaver.pub is the parties' public key."
+)
 @click.option("--ahead", type=click.IntRange(1), help="Deal for so many passes at most before some are fetched.")
 @_quiet
 @_with_parent
-def dealer_command(listen: str, certificates: Path, out: Path, ahead: int | None, quiet: bool, with_parent: bool) -> None:
+def dealer_command(
+    listen: str, certificates: Path, out: Path, beaver: str | None, ahead: int | None, quiet: bool, with_parent: bool
+) -> None:
     """Serve correlated randomness to the parties of any number of generations, until it is stopped.
 
     It learns the model's shape, its table sizes and the number of tokens of each pass, and must not collude with a party.
 
     \b
-    Example:
+    Examples:
       spu-llm dealer --listen 0.0.0.0:9000 --certificates certificates --out material
+      spu-llm dealer --listen 0.0.0.0:9000 --certificates certificates --out material --beaver 0.0.0.0:9449
     """
     if with_parent:
         _end_with_parent()
-    with serve_material(listen, Identity(certificates, "dealer"), out, ahead, _progress(quiet)) as server:
+    identity = Identity(certificates, "dealer")
+    with ExitStack() as stack:
+        server = stack.enter_context(serve_material(listen, identity, out, ahead, _progress(quiet)))
         click.echo(f"dealing at {server.address}; stop with Ctrl-C")
+        if beaver is not None:
+            triples = stack.enter_context(BeaverServer(beaver, load_key(out / "beaver.key"), identity))
+            (out / "beaver.pub").write_text(triples.public_pem)
+            click.echo(f"triples at {triples.address}, public key in {out / 'beaver.pub'}")
         threading.Event().wait()
 
 

@@ -19,7 +19,8 @@ class Party:
     """Lives as long as its session; all its work happens in its own thread, in order.
 
     `connect` makes its link to the other `parties`. `ready` is done when the runtime is up.
-    `channel` carries what SPU does not send itself: shares of inputs and of outputs. What goes over it is counted in `sent`.
+    `channel` carries what SPU does not send itself: shares of inputs and of outputs. What goes over it, by `post`, is counted in
+    `sent`.
     """
 
     def __init__(self, rank: int, connect: Callable[[], libspu.link.Context], config: libspu.RuntimeConfig, parties: int):
@@ -35,6 +36,7 @@ class Party:
         keep_to_one_core(parties)
         self.link = connect()
         self.channel = self.link.spawn()
+        self.post = self.channel.send_async
         self.runtime = Runtime(self.link, config)
 
     def _work(self) -> None:
@@ -54,7 +56,7 @@ class Party:
 
     def send(self, rank: int, data: bytes) -> None:
         """Send bytes outside SPU; one message."""
-        self.channel.send_async(rank, data)
+        self.post(rank, data)
         self.sent += Traffic(len(data), 1)
 
     def count(self, size: int, messages: int) -> None:

@@ -20,7 +20,7 @@ from spu import Io, libspu
 
 from ..errors import UserError
 from ..network.certificates import Identity
-from ..network.link import link_options
+from ..network.link import PacedSender, link_options
 from ..network.profile import NetworkProfile
 from ..network.tls import check_peer, secure_link
 from .party import Party
@@ -78,7 +78,9 @@ class RemoteSession(Session):
             self._open([Party(self.rank, self._connect, config, protocol.world_size)])
         except RuntimeError as error:
             raise self._unreached(error) from None
-        link = self.parties[0].link.spawn()
+        (party,) = self.parties
+        party.post = PacedSender(party.channel, peers.network, round(1e3 * peers.timeout)).send
+        link = party.link.spawn()
         names = {rank: f"{role} ({peers.addresses[role]})" for rank, role in enumerate(self.roles) if rank != self.rank}
         self._watch = Watch(link, names, peers.timeout)
         try:

@@ -1,7 +1,8 @@
 """Signs of life between the processes of a session, so that one that is killed, stopped or cut off is noticed in time.
 
 Parties wait for each other's computing as long as it takes, which no timeout of a single message can tell from a failure. So each
-sends a beat a second on a channel of its own, from a thread that works while the others compute.
+sends a beat a second on a channel of its own, from a thread that works while the others compute. Channels share one connection, so
+the timeout must be longer than the largest opening takes on the network; other messages are paced (`PacedSender`).
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ class MaterialServer:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a request that cannot be read: {error!r}")
         shown = " and ".join(name.decode() for name in context.auth_context().get("x509_common_name", [])) or "nobody"
         if asked.role not in PARTY_ROLES or shown != asked.role:
-            wanted = f"a certificate of the {shown} asks for the {asked.role}'s material"
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{wanted}; use the {asked.role}'s certificate, or one's own role")
+            said = f"a certificate of the {shown} asks for the {asked.role}'s material; use the certificate of the role that asks"
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, said)
         try:
             yield from self._serve(asked, requests, context)
         except UserError as error:
@@ -117,7 +117,7 @@ class MaterialServer:
             return  # the party has left
         folder = party_folder(session.dealing.folder, PARTY_ROLES.index(asked.role))
         yield {"key": read_key(folder)}
-        keeper = _Keeper(folder, asked.start, requests)
+        keeper = _Keeper(folder, asked.start, requests, context)
         yield from _records(session.dealing, folder, asked.start, context)
         yield from _wait(keeper.missing, context)
 
@@ -239,17 +239,15 @@ class _Session:
 class _Keeper:
     """Deletes, in a thread of its own, what the party says it has kept."""
 
-    def __init__(self, folder: Path, start: int, requests: Iterator[_Message]):
+    def __init__(self, folder: Path, start: int, requests: Iterator[_Message], context: grpc.ServicerContext):
         self._folder = folder
-        self._error = ""
+        self._context = context
         self._thread = threading.Thread(target=self._work, args=(start, requests), daemon=True)
         self._thread.start()
 
     def missing(self) -> str:
-        """The party's role or so while it may still report; UserError where deleting failed."""
-        if self._error:
-            raise UserError(self._error)
-        return "party" if self._thread.is_alive() else ""
+        """Who is at work while the party may still report something."""
+        return DEALER if self._thread.is_alive() else ""
 
     def _work(self, kept: int, requests: Iterator[_Message]) -> None:
         try:
@@ -258,9 +256,9 @@ class _Keeper:
                 self._drop(int(message["kept"]))
         except grpc.RpcError:  # the stream broke off
             return
-        except Exception as error:
+        except Exception:
             logging.getLogger(__name__).exception("%s: what the party has kept cannot be deleted", self._folder)
-            self._error = f"the dealer cannot delete what was kept ({error})"
+            self._context.cancel()  # the party's next stream says again what it has
 
     def _drop(self, kept: int) -> None:
         def drop(store: MaterialStore) -> None:
