@@ -323,6 +323,13 @@ def _summary(metrics: dict[str, Any]) -> str:
         compute += (
             f", {decode['seconds_per_token']:.1f} s modelled on {network['name']}, set-up {metrics['setup']['seconds']:.0f} s"
         )
+    elif network["mode"] == "link":
+        emulation = network["emulation"]
+        compute = (
+            f"{decode['seconds_per_token']:.1f} s a token over the emulated link {network['name']} (round trip "
+            f"{emulation['measured_rtt_ms']:.1f} ms, {emulation['measured_mbps']:.0f} Mbps measured), set-up "
+            f"{metrics['setup']['seconds']:.0f} s"
+        )
     megabytes, messages = decode["bytes_per_token"] / 1e6, decode["messages_per_token"]
     offline = metrics["offline"]
     if offline["bytes_per_token"]:
