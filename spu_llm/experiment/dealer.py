@@ -14,6 +14,9 @@ from ..network.certificates import Identity
 from ..progress import Progress, silent
 from ..runtime.service import Dealing, MaterialServer, Wanted
 from ..runtime.supply import FIRST_RUN
+from .files import write_whole
+
+_RECORDS = "records"  # how many there are in all, once the last is dealt
 
 
 def serve_material(
@@ -33,10 +36,10 @@ class _Dealer:
     progress: Progress
 
     def open(self, wanted: Wanted) -> Dealing:
-        """Start to deal for a session. UserError for a description that is none, or a session whose masks are lost."""
+        """Start to deal for a session, or go on serving what an earlier life of this dealer left. UserError for no generation."""
         folder = self.folder / wanted.session
         if folder.exists():
-            raise UserError(f"session {wanted.session}: its dealer ended, and its masks with it; start the parties again")
+            return _left(folder)
         try:
             asked = json.loads(wanted.description)
             model, facts = Published.from_json(asked["model"].encode()), Facts(**asked["facts"])
@@ -49,8 +52,18 @@ class _Dealer:
     def _deal(self, dealer: AheadDealer, facts: Facts, dealing: Dealing) -> None:
         try:
             deal_generation(dealer, facts, self.ahead, self.progress)
-            dealing.records = dealer.runs + FIRST_RUN
+            records = dealer.runs + FIRST_RUN
+            write_whole(dealing.folder / _RECORDS, str(records))
+            dealing.records = records
         except Exception as error:  # whatever it is, the parties must not wait for more
             dealing.error = str(error).splitlines()[0] if isinstance(error, UserError) else f"the dealer failed: {error!r}"
             if not isinstance(error, UserError):
                 raise
+
+
+def _left(folder: Path) -> Dealing:
+    """What lies in a folder whose dealer has ended: all of it can be served, but masks that went with the dealer deal no more."""
+    try:
+        return Dealing(folder, records=int((folder / _RECORDS).read_text()))
+    except (OSError, ValueError):
+        return Dealing(folder, error="the dealer ended before all was dealt, and its masks with it; start the parties again")

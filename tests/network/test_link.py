@@ -77,4 +77,5 @@ def test_openings_take_the_delay_and_their_bytes():
     assert 0.12 < large.link_seconds < 0.12 + 3 * large.bare_seconds + 0.03
     assert small.bare_seconds < 0.01
     assert small.model_seconds == pytest.approx(small.bare_seconds + 0.02, rel=1e-3)
+    assert large.model_seconds == pytest.approx(small.bare_seconds + 0.12, rel=1e-3)
     assert Opening(8, 0.0, 0.02, 0.021).error == pytest.approx(0.05)

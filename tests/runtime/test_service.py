@@ -139,7 +139,7 @@ def test_wrong_certificates_are_refused_at_once(room, role, kind, says):
         start = time.monotonic()
         with pytest.raises(UserError, match=says):
             room.puller(dealer.address, role, kind=kind).__enter__()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 8
     assert not room.dealt.exists()
 
 
@@ -151,7 +151,7 @@ def test_a_wrong_dealer_is_refused_at_once(room, role, kind, why):
         start = time.monotonic()
         with pytest.raises(UserError, match=f"its certificate is not one of the dealer's .*{why}"):
             room.puller(dealer.address, "client").__enter__()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 8
 
 
 def ask(room, address, shown, request):
@@ -376,4 +376,4 @@ def test_a_frozen_dealer_is_noticed(room):
             os.kill(dealer, signal.SIGSTOP)
             start = time.monotonic()
             assert all("no material from the dealer for 1 s" in said for said in pulling.result())
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 8
