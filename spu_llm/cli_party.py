@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +22,7 @@ from .experiment.party import run_client, run_follower
 from .experiment.schema import load_experiment
 from .network.certificates import Identity
 from .progress import Progress, bar, silent
+from .runtime.workspace import workspace
 
 _FAILED = 2
 _quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
@@ -50,12 +53,18 @@ def party_command(config: Path, role: str, out: Path, overrides: tuple[str, ...]
     try:
         experiment, _ = load_experiment(config, overrides)
         if role == "client":
-            run_client(experiment, out, progress, _stream)
+            # between machines a clock shows the network's time as well; the launcher's processes follow the network's mode
+            run_client(experiment, out, progress, _stream, None if with_parent else "measured")
             click.echo()
         else:
             run_follower(experiment, role, out, progress)
     except UserError as error:
-        _end(error)
+        click.echo(f"error: {error}", err=True)
+        _leave(_FAILED)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
 
 
 @click.command("dealer")
@@ -102,12 +111,12 @@ def _stream(text: str) -> None:
     sys.stdout.flush()
 
 
-def _end(error: UserError) -> NoReturn:
-    """Threads that wait for a peer which is gone cannot be woken, and would keep the process."""
-    click.echo(f"error: {error}", err=True)
+def _leave(code: int) -> NoReturn:
+    """End the process though threads may wait for a peer that is gone, who could not be woken."""
+    shutil.rmtree(workspace(), ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(_FAILED)
+    os._exit(code)
 
 
 def _end_with_parent() -> None:
@@ -116,6 +125,6 @@ def _end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        os._exit(_FAILED)
+        _leave(_FAILED)
 
     threading.Thread(target=watch, daemon=True).start()

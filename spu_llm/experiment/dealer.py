@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from ..runtime.service import Dealing, MaterialServer, Wanted
 from ..runtime.supply import FIRST_RUN
 from .files import write_whole
 
+_ABANDONED = 900.0  # seconds without a record fetched
+_FAREWELL = 60.0
 _RECORDS = "records"  # how many there are in all, once the last is dealt
 
 
@@ -51,14 +56,22 @@ class _Dealer:
 
     def _deal(self, dealer: AheadDealer, facts: Facts, dealing: Dealing) -> None:
         try:
-            deal_generation(dealer, facts, self.ahead, self.progress)
+            deal_generation(dealer, facts, self.ahead, self.progress, _ABANDONED)
             records = dealer.runs + FIRST_RUN
             write_whole(dealing.folder / _RECORDS, str(records))
             dealing.records = records
+            self._forget(dealer)
         except Exception as error:  # whatever it is, the parties must not wait for more
             dealing.error = str(error).splitlines()[0] if isinstance(error, UserError) else f"the dealer failed: {error!r}"
             if not isinstance(error, UserError):
                 raise
+
+    def _forget(self, dealer: AheadDealer) -> None:
+        """Delete a session's keys and records when both parties have all of them, or have stopped to fetch any."""
+        with suppress(UserError):
+            dealer.wait(1, _ABANDONED)
+        time.sleep(_FAREWELL)  # a party may still ask whether that was all
+        shutil.rmtree(dealer.folder, ignore_errors=True)
 
 
 def _left(folder: Path) -> Dealing:

@@ -24,7 +24,10 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
     part = path.with_name(path.name + ".part")
     try:
         part.touch(mode=0o600 if private else 0o666)
-        part.write_text(text)
+        with part.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)

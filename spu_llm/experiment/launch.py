@@ -33,6 +33,7 @@ from .prompt import encode_prompt, need_tokenizer
 from .schema import Experiment, PartiesConfig
 
 _HOST = "127.0.0.1"
+_PATIENCE = 3600.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0  # for the party that failed first to end too, whose own words say why
 
@@ -50,7 +51,7 @@ def measure_apart(
     with tempfile.TemporaryDirectory(prefix="spu_llm.") as scratch, ExitStack() as stack:
         place = _Place(Path(scratch), experiment, stack)
         measured = place.check_link()
-        crew = stack.enter_context(_Crew(stream, progress is silent))
+        crew = stack.enter_context(_Crew(stream, progress is silent, place.scratch))
         if experiment.ops == "plugin":
             crew.start("dealer", place.dealer_arguments())
         for role in (*experiment.protocol.roles[1:], "client"):
@@ -58,9 +59,10 @@ def measure_apart(
         crew.wait()
         metrics = json.loads((place.out("client") / "metrics.json").read_text())
         logits = np.fromfile(place.out("client") / "logits.f32", np.float32).reshape(len(metrics["tokens"]), -1)
-        metrics["peak_rss_bytes_by_role"] = {"client": metrics["peak_rss_bytes"]}
-        for role in experiment.protocol.roles[1:]:
-            metrics["peak_rss_bytes_by_role"][role] = json.loads((place.out(role) / f"{role}.json").read_text())["peak_rss_bytes"]
+        others = {role: json.loads((place.out(role) / f"{role}.json").read_text()) for role in experiment.protocol.roles[1:]}
+        peaks = {role: facts["peak_rss_bytes"] for role, facts in others.items()}
+        metrics["peak_rss_bytes_by_role"] = {"client": metrics["peak_rss_bytes"], **peaks}
+        metrics["ranges"] = others["owner"]["ranges"]
         metrics["network"] |= measured | place.carried()
     decoder = load_checkpoint(experiment.model.locate()).decoder
     metrics["accuracy"] = accuracy(decoder, [*experiment.prefix, *prompt], metrics["tokens"], logits)
@@ -86,6 +88,13 @@ class _Place:
             for name in ("ca.pem", f"{role}.pem", f"{role}.key"):
                 shutil.copy2(all_files / name, self._certificates(role) / name)
 
+    @property
+    def scratch(self) -> Path:
+        """For the processes' own temporary files, so that none outlives the run."""
+        folder = self._folder / "scratch"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
     def out(self, role: str) -> Path:
         return self._folder / role / "out"
 
@@ -107,10 +116,13 @@ class _Place:
 
     def party_arguments(self, role: str) -> list[str]:
         addresses = {other: self._address(role, other) for other in self._roles} | {"dealer": self._listens["dealer"]}
-        parties = PartiesConfig.model_validate(addresses | {"certificates": self._certificates(role), "prefetch": True})
+        waiting = {"prefetch": True, "patience": _PATIENCE}  # one that fails is noticed by the crew
+        parties = PartiesConfig.model_validate(addresses | waiting | {"certificates": self._certificates(role)})
         experiment = self._experiment.model_copy(update={"parties": parties, "baseline": None, "processes": False})
         if role != "client":
             experiment = experiment.model_copy(update={"generation": experiment.generation.model_copy(update={"prompt": None})})
+        if role != "owner":
+            experiment = experiment.model_copy(update={"soal": None})  # the owner's secret; the model has its prefix already
         config = self._folder / role / "run.yaml"
         config.write_text(experiment.model_dump_json(exclude_none=True))
         arguments = ["party", str(config), "--role", role, "--out", str(self.out(role)), "--with-parent"]
@@ -147,8 +159,8 @@ class _Process:
 class _Crew:
     """The processes of a run; leaving the context ends those that are left."""
 
-    def __init__(self, stream: Callable[[str], None], quiet: bool):
-        self._stream, self._quiet = stream, quiet
+    def __init__(self, stream: Callable[[str], None], quiet: bool, scratch: Path):
+        self._stream, self._quiet, self._scratch = stream, quiet, scratch
         self._crew: list[_Process] = []
         self._threads: list[threading.Thread] = []
 
@@ -163,7 +175,8 @@ class _Crew:
 
     def start(self, role: str, arguments: list[str]) -> None:
         command = [sys.executable, "-m", "spu_llm", *arguments, *(["--quiet"] if role == "client" and self._quiet else [])]
-        each = _Process(role, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        place = os.environ | {"TMPDIR": str(self._scratch)}
+        each = _Process(role, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=place))
         self._crew.append(each)
 
         def note(text: str) -> None:
@@ -184,6 +197,7 @@ class _Crew:
         end = time.monotonic() + _GRACE_SECONDS
         while any(each.process.poll() is None for each in parties) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # for its last words to be read
         failed = [each for each in self._crew if each.failed]
         first = next((each for each in failed if PEER_FAILED not in each.error), failed[0])
         raise UserError(f"the {first.role}'s process failed: {first.error}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..generation import AssistedDecoder, SecureDecoder, Step
 from ..models import Decoder, PlainDecoder
+from ..models.plan_check import RangeReport
 from ..runtime import Phase
 from ..runtime.assisted import offline
 from .schema import Experiment
@@ -25,15 +26,19 @@ def collect(
     phases: Mapping[str, Phase],
     prompt: Sequence[int],
     steps: Sequence[Step],
+    mode: str | None = None,
 ) -> dict[str, Any]:
-    """The metrics of a generation, but for its text and accuracy. Where the network is a `link`, seconds are measured over it."""
-    network = experiment.network
+    """The metrics of a generation, but for its text and accuracy.
+
+    `mode` stands for the network's: in `link`, and in `measured` between machines, seconds have the network in them already.
+    """
+    network, mode = experiment.network, mode or experiment.network.mode
     setup, prefill, decode = (phases.get(name, Phase()) for name in ("setup", "prefill", "decode"))
     dealt = phases.get(offline("decode"), Phase())
     passes = max(1, len(steps) - 1)
 
     def seconds(phase: Phase) -> float:
-        if network.mode == "link":
+        if mode in ("link", "measured"):
             return phase.seconds
         return network.seconds(phase.seconds, phase.messages, phase.bytes)
 
@@ -52,7 +57,7 @@ def collect(
             "name": network.name,
             "bandwidth_mbps": network.bandwidth_mbps,
             "delay_ms": network.delay_ms,
-            "mode": network.mode,
+            "mode": mode,
         },
         "prompt": experiment.generation.prompt,
         "text": "",
@@ -60,7 +65,7 @@ def collect(
         "setup": cost(setup),
         "prefill": {"tokens": len(prompt), **cost(prefill)},
         "decode": {
-            "tokens": len(steps) - 1,
+            "tokens": max(0, len(steps) - 1),
             "seconds_per_token": seconds(decode) / passes,
             "compute_seconds_per_token": decode.seconds / passes,
             "bytes_per_token": decode.bytes / passes,
@@ -75,13 +80,12 @@ def collect(
         # stock SPU has no offline phase: its triples are made inside the online programs and counted there
         "offline": {"bytes_per_token": dealt.bytes / passes, "seconds_per_token": dealt.seconds / passes},
         "failure_probability_per_token": secure.failure_probability,
-        "ranges": _ranges(secure),
+        "ranges": ranges_of(secure.ranges if isinstance(secure, AssistedDecoder) else None),
     }
 
 
-def _ranges(decoder: SecureDecoder | AssistedDecoder) -> dict[str, Any] | None:
+def ranges_of(report: RangeReport | None) -> dict[str, Any] | None:
     """How the plugin's tables and truncations fared on the calibration text; stock SPU has no such bounds."""
-    report = decoder.ranges if isinstance(decoder, AssistedDecoder) else None
     return None if report is None else {**asdict(report), "outside_share_at_most": report.bound}
 
 

@@ -12,8 +12,8 @@ import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,33 +23,42 @@ import numpy as np
 from ..errors import UserError
 from ..generation import AssistedDecoder, Sampler, SecureDecoder, TextStream, generate
 from ..generation.material import Facts, blind_decoder
-from ..models import load_checkpoint
+from ..models import Checkpoint, load_checkpoint
+from ..models.calibration import Calibration
 from ..models.checkpoint import load_tokenizer
+from ..models.plan_check import RangeReport
 from ..models.published import Published, publish
 from ..progress import Progress, silent
-from ..runtime import Phase
+from ..runtime import ProtocolConfig
+from ..runtime.beaver import settings
 from ..runtime.remote import Peers, RemoteSession
 from ..runtime.service import Limits, MaterialPuller, Wanted
 from ..runtime.supply import StoredSupply
 from .files import make_folder, write_whole
 from .journal import Journal
-from .metrics import collect, peak_memory
+from .metrics import collect, peak_memory, ranges_of
 from .owner import measured, prepared_file
 from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
 from .schema import Experiment, PartiesConfig
 
 _PATIENCE = 3600.0  # for a message whose dealer is at work; one that is gone is noticed by the puller
 _HOLD_ALL = 1 << 50
+_METRICS, _MATERIAL = "metrics.json", "material"
 
 Decoder = AssistedDecoder | SecureDecoder
 
 
 def run_client(
-    experiment: Experiment, out: Path, progress: Progress = silent, stream: Callable[[str], None] = lambda text: None
+    experiment: Experiment,
+    out: Path,
+    progress: Progress = silent,
+    stream: Callable[[str], None] = lambda text: None,
+    mode: str | None = None,
 ) -> dict[str, Any]:
     """Generate as the client, going on where an earlier call with the same settings broke off; writes metrics.json.
 
-    `out` holds the tokens and logits too, which are the client's secrets. Raises UserError where a peer fails or does not fit.
+    `out` holds the tokens and logits too, which are the client's secrets. `mode`: how the metrics' seconds came about, if not as
+    the network's mode says. Raises UserError where a peer fails or does not fit.
     """
     make_folder(out)
     tokenizer = need_tokenizer(load_tokenizer(experiment.model.locate()), experiment)
@@ -58,41 +67,53 @@ def run_client(
     resumed, count = len(journal.tokens), experiment.generation.new_tokens
     for token in journal.tokens:
         stream(text.push(token))
+    if journal.done:
+        stream(text.finish())
+        return _finished(out, text.text, journal.tokens)
     sampler = Sampler(experiment.generation.sampling)
     sampler.skip(resumed)
     with _session(experiment, "client") as session:
-        opening = {"session": uuid.uuid4().hex, "prompt_tokens": len(prompt) + resumed, "new_tokens": count - resumed}
+        before = prompt + journal.tokens
+        opening = {"session": uuid.uuid4().hex, "prompt_tokens": len(before), "new_tokens": count - resumed}
         session.broadcast(json.dumps(opening).encode(), "client")
         model = Published.from_json(session.broadcast(b"", "owner"))
-        check_tokens(experiment, model.config, prompt)
+        check_tokens(experiment.model.name, model.config, [*model.prefix, *prompt])
         with _decoder(experiment, session, model, opening, out, None) as decoder:
-            decoder.set_up(len(prompt) + resumed, progress)
+            decoder.set_up(len(before), progress)
             announced, ends = _Announced(session, decoder), model.config.end_tokens
-            found = generate(announced, prompt + journal.tokens, count - resumed, sampler, ends, session.phase)
+            found = generate(announced, before, count - resumed, sampler, ends, session.phase)
             for _, step in zip(progress(range(count - resumed), "generating", "token"), found, strict=False):
-                journal.add(step)
+                journal.add(step, last=step.token in ends or len(journal.tokens) + 1 == count)
                 stream(text.push(step.token))
             stream(text.finish())
             session.broadcast(b"0", "client")
         session.gather_costs()
-        metrics = collect(experiment, decoder, session.phases, prompt, journal.steps()[resumed:])
+        metrics = collect(experiment, decoder, session.phases, before, journal.steps()[resumed:], mode)
     metrics |= {"text": text.text, "tokens": journal.tokens, "resumed_at": resumed, "peak_rss_bytes": peak_memory()}
-    write_whole(out / "metrics.json", json.dumps(metrics, indent=1), private=True)
+    write_whole(out / _METRICS, json.dumps(metrics, indent=1), private=True)
     return metrics
+
+
+def _finished(out: Path, text: str, tokens: list[int]) -> dict[str, Any]:
+    """The metrics of a generation that is whole; its text and tokens alone where it ended before the metrics were written."""
+    with suppress(OSError, ValueError):
+        metrics = json.loads((out / _METRICS).read_text())
+        if metrics["tokens"] == tokens:
+            return metrics
+    return {"text": text, "tokens": tokens}
 
 
 def run_follower(experiment: Experiment, role: str, out: Path, progress: Progress = silent) -> None:
     """Take part as the owner, whose weights these are, or as a three-party protocol's helper, until the client is done."""
     make_folder(out)
-    checkpoint = load_checkpoint(experiment.model.locate()) if role == "owner" else None
+    owned = _load(experiment, progress) if role == "owner" else None
     own = b""
-    if checkpoint is not None:
-        calibration = measured(experiment, checkpoint, progress)[0] if experiment.ops == "plugin" else None
-        own = publish(checkpoint.decoder.config, experiment.prefix, calibration).to_json()
+    if owned is not None:
+        own = publish(owned.checkpoint.decoder.config, experiment.prefix, owned.calibration).to_json()
     with _session(experiment, role) as session:
         opening = json.loads(session.broadcast(b"", "client"))
         model = Published.from_json(session.broadcast(own, "owner"))
-        with _decoder(experiment, session, model, opening, out, progress if checkpoint else None) as decoder:
+        with _decoder(experiment, session, model, opening, out, owned) as decoder:
             decoder.set_up(opening["prompt_tokens"], progress)
             phase = "prefill"
             while True:
@@ -103,7 +124,24 @@ def run_follower(experiment: Experiment, role: str, out: Path, progress: Progres
                     decoder.advance([0] * count)
                 phase = "decode"
         session.gather_costs()
-    write_whole(out / f"{role}.json", json.dumps({"peak_rss_bytes": peak_memory(), **_seconds(session.phases)}))
+    facts = {"peak_rss_bytes": peak_memory(), "ranges": None if owned is None else ranges_of(owned.ranges)}
+    write_whole(out / f"{role}.json", json.dumps(facts))
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """What the owner's process has of its model; without calibration on SPU's own operations."""
+
+    checkpoint: Checkpoint
+    calibration: Calibration | None
+    ranges: RangeReport | None
+
+
+def _load(experiment: Experiment, progress: Progress) -> _Owned:
+    checkpoint = load_checkpoint(experiment.model.locate())
+    if experiment.ops == "stock":
+        return _Owned(checkpoint, None, None)
+    return _Owned(checkpoint, *measured(experiment, checkpoint, progress))
 
 
 class _Announced:
@@ -127,6 +165,9 @@ def parties_of(experiment: Experiment) -> PartiesConfig:
 def _session(experiment: Experiment, role: str) -> Iterator[RemoteSession]:
     """The session; where this party fails, the others are told."""
     parties = parties_of(experiment)
+    if role not in experiment.protocol.roles:
+        roles = ", ".join(experiment.protocol.roles)
+        raise UserError(f"--role {role}: {experiment.protocol.name} runs between {roles}; use one of these")
     addresses = {name: address for name in ("client", "owner", "helper") if (address := getattr(parties, name)) is not None}
     if len(addresses) < experiment.protocol.world_size:
         raise UserError(f"parties.helper is missing: {experiment.protocol.name} has three parties")
@@ -142,34 +183,33 @@ def _session(experiment: Experiment, role: str) -> Iterator[RemoteSession]:
 
 @contextmanager
 def _decoder(
-    experiment: Experiment, session: RemoteSession, model: Published, opening: dict[str, Any], out: Path, owning: Progress | None
+    experiment: Experiment, session: RemoteSession, model: Published, opening: dict[str, Any], out: Path, owned: _Owned | None
 ) -> Iterator[Decoder]:
-    """This party's decoder, with material on its way to it. `owning`: None where the weights are another's."""
+    """This party's decoder, with material on its way to it. `owned`: None where the weights are another's."""
     new_tokens, prompt_tokens = opening["new_tokens"], opening["prompt_tokens"]
     done = experiment.generation.new_tokens - new_tokens
-    capacity = cache_capacity(experiment, model.config, prompt_tokens - done)
+    capacity = cache_capacity(experiment.generation, model.config, len(model.prefix), prompt_tokens - done)
     if experiment.ops == "stock":
-        decoder = load_checkpoint(experiment.model.locate()).decoder if owning else model.decoder
+        decoder = model.decoder if owned is None else owned.checkpoint.decoder
         yield SecureDecoder(session, decoder, capacity, model.prefix)
         return
-    facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity)
-    description = json.dumps({"model": model.to_json().decode(), "facts": asdict(facts)}).encode()
-    parties, role, folder = parties_of(experiment), session.roles[session.rank], out / "material" / opening["session"]
+    parties, role = parties_of(experiment), session.roles[session.rank]
     if parties.dealer is None:
         raise UserError("parties.dealer is missing: ops plugin needs the address of `spu-llm dealer`")
-    wanted = Wanted(opening["session"], description)
+    facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity)
+    wanted = Wanted(opening["session"], json.dumps({"model": model.to_json().decode(), "facts": asdict(facts)}).encode())
     limits = Limits(parties.patience, _HOLD_ALL) if parties.prefetch else Limits(parties.patience)
-    with MaterialPuller(parties.dealer, parties.identity(role), wanted, folder, limits) as puller:
+    shutil.rmtree(out / _MATERIAL, ignore_errors=True)  # of a generation that broke off, and of no use
+    folder = out / _MATERIAL / opening["session"]
+    with MaterialPuller(parties.dealer, parties.identity(role), wanted, folder, limits, session.check) as puller:
         if parties.prefetch:
             puller.wait()
         supply = StoredSupply(folder, _PATIENCE, (session.rank,), puller.check)
-        if owning is None:
+        if owned is None or owned.calibration is None:
             yield blind_decoder(session, model, capacity, supply)
         else:
-            checkpoint = load_checkpoint(experiment.model.locate())
-            calibration, ranges = measured(experiment, checkpoint, owning)
-            rows = None if experiment.soal is None else prepared_file(experiment).prefix_rows
-            yield AssistedDecoder(session, checkpoint.decoder, calibration, capacity, model.prefix, ranges, supply, rows)
+            decoder, rows = owned.checkpoint.decoder, None if experiment.soal is None else prepared_file(experiment).prefix_rows
+            yield AssistedDecoder(session, decoder, owned.calibration, capacity, model.prefix, owned.ranges, supply, rows)
     shutil.rmtree(folder)
 
 
@@ -180,13 +220,21 @@ def _agreement(experiment: Experiment) -> dict[str, Any]:
         "spu_llm": version("spu_llm"),
         "its code": _code_digest(),
         **{name: version(name) for name in ("jax", "spu")},
-        "protocol": experiment.protocol.model_dump(),
+        "protocol": _protocol(experiment.protocol),
         "ops": experiment.ops,
         "model": experiment.model.name,
         "new_tokens": wanted.new_tokens,
         "capacity": wanted.capacity,
         "use_prefix": wanted.use_prefix,
     }
+
+
+def _protocol(protocol: ProtocolConfig) -> dict[str, Any]:
+    """Its settings; of a Beaver server the key itself, wherever each party keeps it."""
+    found = protocol.model_dump(mode="json")
+    if protocol.beaver is not None:
+        found["beaver"]["public_key"] = settings(protocol.beaver)["ttp_beaver_config"]["server_public_key"]
+    return found
 
 
 def _code_digest() -> str:
@@ -200,7 +248,3 @@ def _code_digest() -> str:
 def _digest(experiment: Experiment) -> str:
     """Tells generations apart, wherever their parties are."""
     return hashlib.sha256(experiment.model_dump_json(exclude={"network", "parties", "processes", "baseline"}).encode()).hexdigest()
-
-
-def _seconds(phases: dict[str, Phase]) -> dict[str, float]:
-    return {f"{name}_seconds": phase.seconds for name, phase in phases.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import UserError
 from ..models import DecoderConfig
 from ..models.tokenizer import Tokenizer
-from .schema import Experiment
+from .schema import Experiment, GenerationConfig
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, experiment: Experiment) -> Tokenizer:
@@ -27,21 +27,20 @@ def encode_prompt(experiment: Experiment, tokenizer: Tokenizer) -> list[int]:
     return prompt
 
 
-def check_tokens(experiment: Experiment, config: DecoderConfig, prompt: Sequence[int]) -> None:
-    """UserError where a token is none of the model's."""
-    for token in (*experiment.prefix, *prompt):
+def check_tokens(name: str, config: DecoderConfig, tokens: Sequence[int]) -> None:
+    """UserError where a token of prefix or prompt is none of the model's."""
+    for token in tokens:
         if not 0 <= token < config.vocabulary:
             raise UserError(
-                f"model {experiment.model.name}: token {token} of prefix or prompt is outside its vocabulary of "
+                f"model {name}: token {token} of prefix or prompt is outside its vocabulary of "
                 f"{config.vocabulary}; correct the prefix or the tokenizer"
             )
 
 
-def cache_capacity(experiment: Experiment, config: DecoderConfig, prompt_tokens: int) -> int:
-    """The cache rows to keep. Raises UserError if the text cannot fit them, or they the model."""
-    wanted, positions = experiment.generation, config.positions
-    needed = len(experiment.prefix) + prompt_tokens + wanted.new_tokens
-    parts = f"the prompt's {prompt_tokens} tokens, {len(experiment.prefix)} of prefix and {wanted.new_tokens} new ones"
+def cache_capacity(wanted: GenerationConfig, config: DecoderConfig, prefix: int, prompt_tokens: int) -> int:
+    """The cache rows to keep, `prefix` being tokens computed ahead. UserError if the text cannot fit them, or they the model."""
+    positions, needed = config.positions, prefix + prompt_tokens + wanted.new_tokens
+    parts = f"the prompt's {prompt_tokens} tokens, {prefix} of prefix and {wanted.new_tokens} new ones"
     if needed > positions:
         raise UserError(f"{parts} exceed the model's {positions} positions; shorten generation.prompt or generation.new_tokens")
     capacity = wanted.capacity or needed

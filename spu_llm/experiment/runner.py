@@ -138,8 +138,8 @@ def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], 
     checkpoint = load_checkpoint(experiment.model.locate())
     tokenizer = need_tokenizer(checkpoint.tokenizer, experiment)
     prompt = encode_prompt(experiment, tokenizer)
-    check_tokens(experiment, checkpoint.decoder.config, prompt)
-    capacity = cache_capacity(experiment, checkpoint.decoder.config, len(prompt))
+    check_tokens(experiment.model.name, checkpoint.decoder.config, [*experiment.prefix, *prompt])
+    capacity = cache_capacity(experiment.generation, checkpoint.decoder.config, len(experiment.prefix), len(prompt))
     if experiment.soal is not None:
         prepared_file(experiment)
     _check_disk(experiment, checkpoint)

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,20 @@ class AheadDealer:
     def roll_back(self, length: int) -> None:
         self._decoder.roll_back(length)
 
-    def wait(self, ahead: int) -> None:
-        """Return when fewer than `ahead` of the passes dealt so far are still to be used up."""
-        while len(self._lasts) >= ahead and any(self._lasts[-ahead] in self._unused(rank) for rank in PARTIES):
+    def wait(self, ahead: int, patience: float = inf) -> None:
+        """Return when fewer than `ahead` of the passes dealt so far are still to be used up.
+
+        UserError where nothing was used for `patience` seconds.
+        """
+        left, since = 0, time.monotonic()
+        while len(self._lasts) >= ahead:
+            unused = [self._unused(rank) for rank in PARTIES]
+            if not any(self._lasts[-ahead] in each for each in unused):
+                return
+            if sum(map(len, unused)) != left:
+                left, since = sum(map(len, unused)), time.monotonic()
+            if time.monotonic() - since > patience:
+                raise UserError(f"{self.folder}: nothing was used for {patience:g} seconds, so no more is dealt; deal anew")
             time.sleep(_PAUSE)
 
     @property
@@ -139,12 +151,17 @@ class AheadDealer:
         return with_store(party_folder(self.folder, rank), MaterialStore.available)
 
 
-def deal_generation(dealer: AheadDealer, facts: Facts, ahead: int | None = None, progress: Progress = silent) -> None:
-    """Deal for all passes of a generation; with `ahead`, never for more passes than that before the parties use some up."""
+def deal_generation(
+    dealer: AheadDealer, facts: Facts, ahead: int | None = None, progress: Progress = silent, patience: float = inf
+) -> None:
+    """Deal for all passes of a generation; with `ahead`, never for more passes than that before the parties use some up.
+
+    UserError where they use nothing for `patience` seconds.
+    """
     dealer.set_up(facts.prompt_tokens, progress)
     for count in progress(facts.passes, "dealing", "token"):
         if ahead is not None:
-            dealer.wait(ahead)
+            dealer.wait(ahead, patience)
         dealer.advance(count)
 
 

@@ -104,7 +104,8 @@ def make_certificates(folder: Path, roles: Sequence[str] = ROLES, hosts: Sequenc
         for path in (folder / f"{role}.pem", folder / f"{role}.key"):
             if path.exists():
                 raise UserError(f"{path}: is there already and is not overwritten; choose another --out, or remove it")
-    names = [_general_name(host) for host in dict.fromkeys(("localhost", *hosts))]
+    # a role's name is in its own certificate alone, whatever hosts are called: peers are told apart by it
+    names = [_general_name(host) for host in dict.fromkeys(("localhost", *hosts)) if host not in ROLES]
     made: list[Path] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def _is_cut_off(address: str, identity: Identity, role: str, seconds: float) -> 
     context.set_alpn_protocols(["h2"])
     try:
         plain = socket.create_connection((host.strip("[]"), int(port)), seconds)
-    except OSError:
+    except (OSError, UnicodeError):  # not there, or no host's name
         return False
     try:
         with plain, context.wrap_socket(plain, server_hostname=role) as secure:

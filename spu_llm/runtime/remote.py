@@ -89,6 +89,7 @@ class RemoteSession(Session):
             self._failed = True
             self.close()
             raise
+        self.phases.clear()  # waiting for the others to start is no cost of the session
 
     def _connect(self) -> libspu.link.Context:
         desc = libspu.link.Desc()
@@ -154,6 +155,11 @@ class RemoteSession(Session):
         if self._watch is not None:
             self._watch.close(self._failed)
         super().close()
+
+    def check(self) -> None:
+        """UserError where a peer is gone: to be asked while this party waits for somebody else."""
+        if self._watch is not None:
+            self._watch.check()
 
     def fail(self) -> None:
         """Let the others know, when this party closes, that it could not go on."""
@@ -227,8 +233,7 @@ class RemoteSession(Session):
                 self._blame_peer(self._watch)
             if not waiting or any(future.exception() for future in done):
                 return done, waiting
-            if self._watch is not None:
-                self._watch.check()
+            self.check()
 
     @staticmethod
     def _blame_peer(watch: Watch) -> None:

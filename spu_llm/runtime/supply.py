@@ -131,7 +131,7 @@ class StoredSupply:
     def __init__(
         self, folder: str | Path, patience: float = 0.0, ranks: tuple[int, ...] = PARTIES, check: Callable[[], None] = lambda: None
     ):
-        self._folder = Path(folder)
+        self._folder = Path(folder).absolute()  # a party's thread has a working directory of its own
         self._patience = patience
         self._check = check
         self._next = FIRST_RUN

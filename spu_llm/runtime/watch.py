@@ -19,6 +19,7 @@ PEER_FAILED = "has failed, as its own output tells"
 
 _PERIOD = 1.0
 _FAREWELL = 3.0
+_LAST_WORDS = 5.0
 _BEAT, _END, _FAILED = b"beat", b"end", b"failed"
 
 
@@ -37,7 +38,7 @@ class Watch:
         self._names = names
         self._timeout = timeout
         self._heard = dict.fromkeys(names, time.monotonic())
-        self._ended: dict[int, str] = {}
+        self._ended: dict[int, tuple[float, str]] = {}  # how, and from when on that counts
         self._failed = False
         self._stop = threading.Event()
         self._threads = [
@@ -52,15 +53,9 @@ class Watch:
         """UserError where a peer has ended, or was not heard for the timeout."""
         now = time.monotonic()
         for rank, name in self._names.items():
-            if rank in self._ended:
-                raise UserError(
-                    f"{name} {self._ended[rank]}; start the parties again: the client goes on after its last whole token"
-                )
-            if now - self._heard[rank] > self._timeout:
-                raise UserError(
-                    f"{name} was not heard for {self._timeout:g} seconds: it was stopped, or the network is down; start the "
-                    "parties again: the client goes on after its last whole token"
-                )
+            since, how = self._ended.get(rank, (self._heard[rank] + self._timeout, f"was not heard for {self._timeout:g} seconds"))
+            if now > since:
+                raise UserError(f"{name} {how}; start the parties again: the client goes on after its last whole token")
 
     def close(self, failed: bool) -> None:
         """Tell the peers that this party ends, in order or not, and wait a while for them to end too.
@@ -76,7 +71,7 @@ class Watch:
     def _send(self, rank: int) -> None:
         while not self._stop.wait(_PERIOD) and rank not in self._ended:
             if not self._say(rank, _BEAT):
-                self._ended.setdefault(rank, "cannot be reached any more")
+                self._ended.setdefault(rank, (0.0, "cannot be reached any more"))
         self._say(rank, _FAILED if self._failed else _END)
 
     def _say(self, rank: int, what: bytes) -> bool:
@@ -94,5 +89,6 @@ class Watch:
                 return
             self._heard[rank] = time.monotonic()
             if said != _BEAT:
-                self._ended[rank] = "has ended" if said == _END else PEER_FAILED
+                # what a peer sent before an orderly end may still be on its way
+                self._ended[rank] = (self._heard[rank] + _LAST_WORDS, "has ended") if said == _END else (0.0, PEER_FAILED)
                 return

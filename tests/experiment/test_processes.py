@@ -53,24 +53,25 @@ class Town:
         self.folder, self._model, self._running = folder, model, []
         self._certificates = folder / "certificates"
         make_certificates(self._certificates, ("client", "owner", "dealer"), ["127.0.0.1"])
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
         ports = [each.getsockname()[1] for each in sockets]
         for each in sockets:
             each.close()
-        self.addresses = {role: f"127.0.0.1:{port}" for role, port in zip(("client", "owner", "dealer"), ports, strict=True)}
+        self.addresses = {role: f"127.0.0.1:{port}" for role, port in zip(("client", "owner", "dealer"), ports, strict=False)}
+        self.beaver = f"127.0.0.1:{ports[3]}"
 
     def start(self, role, **changes):
-        out = self.folder / role
-        arguments = ["dealer", "--listen", self.addresses[role], "--certificates", self._certificates, "--out", out]
+        arguments = ["dealer", "--listen", self.addresses[role], "--certificates", self._certificates, "--out", role]
+        arguments += ["--beaver", self.beaver]
         if role != "dealer":
             config = self.folder / f"{role}.yaml"
             parties = self.addresses | {"certificates": str(self._certificates), "timeout": TIMEOUT, "patience": 60}
             generation = GENERATION if role == "client" else {"new_tokens": NEW}
             settings = {"model": self._model, "ops": "plugin", "network": "none", "generation": generation, "parties": parties}
             config.write_text(json.dumps(settings | changes))
-            arguments = ["party", config, "--role", role, "--out", out]
+            arguments = ["party", config, "--role", role, "--out", role]  # relative, as a user would
         command = [sys.executable, "-m", "spu_llm", *map(str, arguments), "--quiet"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder)
         self._running.append(process)
         return process
 
@@ -126,6 +127,9 @@ def test_a_generation_survives_a_killed_and_a_stopped_party(model, tmp_path):
         assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
         assert len([path for path in (tmp_path / "dealer").iterdir() if path.is_dir()]) == 3  # material anew each time
         assert kept.stat().st_mode & 0o077 == 0
+        again = parties.start("client")  # alone: there is nothing left to do
+        assert again.wait(60) == 0, again.stderr.read()
+        assert json.loads((tmp_path / "client" / "metrics.json").read_text()) == metrics
 
 
 def wait_for_more(kept, before):
@@ -141,6 +145,23 @@ def test_other_settings_are_refused_before_anything_moves(model, tmp_path):
         owner, client = parties.start("owner", protocol={"ring": "FM128", "fraction_bits": 26}), parties.start("client")
         assert "the owner has protocol {'name': 'SEMI2K', 'ring': 'FM128'" in failure(client)[0]
         assert "give all parties the same" in failure(owner)[0]
+
+
+def test_stock_operations_with_a_third_partys_triples(model, tmp_path):
+    with town(tmp_path, model) as parties:
+        parties.start("dealer")
+        key = tmp_path / "dealer" / "beaver.pub"
+        end = time.monotonic() + 60
+        while not key.exists():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        settings = {"ops": "stock", "protocol": {"beaver": {"address": parties.beaver, "public_key": str(key)}}}
+        owner, client = parties.start("owner", **settings), parties.start("client", **settings)
+        assert client.wait(200) == 0, client.stderr.read()
+        assert owner.wait(30) == 0, owner.stderr.read()
+        metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
+        assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
+        assert metrics["trust"].startswith("third-party Beaver server") and metrics["network"]["mode"] == "measured"
 
 
 def test_a_run_starts_its_parties_over_an_emulated_link(model):

@@ -27,7 +27,9 @@ INPUTS = {
 }
 """How many masks a request of each kind names; the last of them (the last two for TruncPr) hide the adjustment."""
 
-_LARGEST = 1 << 32  # bytes: matrices and permuted arrays are held whole
+_LARGEST = 1 << 32  # bytes: matrices are held whole
+_MOST_PERMUTED = 1 << 24  # elements: shuffled one by one
+_MOST_PARTIES = 3  # SEMI2K here; more seeds would be so much more to decrypt for one request
 _COUNTERS = 1 << 64
 
 
@@ -41,6 +43,8 @@ def check(request: Request) -> None:
     parties = len(inputs[0].seeds)
     if parties < 2:
         raise Refusal(f"seeds of {parties} parties; a correlation is between 2 or more")
+    if parties > _MOST_PARTIES:
+        raise Refusal(f"seeds of {parties} parties; this server takes up to {_MOST_PARTIES}")
     for each in inputs:
         _check_drawn(each, parties, request.width)
     if kind == "AdjustDot":
@@ -79,6 +83,8 @@ def _check_permutation(request: Request) -> None:
     _check_size(first)
     if permuted is None or permuted.n != first.size // request.width:
         raise Refusal(f"a permutation of {permuted and permuted.n} elements for {first.size // request.width}")
+    if permuted.n > _MOST_PERMUTED:
+        raise Refusal(f"a permutation of {permuted.n} elements; up to {_MOST_PERMUTED} are made. Use smaller pieces")
     if permuted.seed not in first.seeds:
         raise Refusal("the seed of the permutation is that of no rank; the permuting rank must be one of the parties")
     if permuted.count + permuted.n >= _COUNTERS:
@@ -87,7 +93,7 @@ def _check_permutation(request: Request) -> None:
 
 def _check_size(drawn: Drawn) -> None:
     if drawn.size > _LARGEST:
-        raise Refusal(f"buffer_len is {drawn.size}; matrices and permutations may have {_LARGEST} bytes. Use smaller pieces")
+        raise Refusal(f"buffer_len is {drawn.size}; matrices and permuted arrays may have {_LARGEST} bytes. Use smaller pieces")
 
 
 def _check_bits(request: Request) -> None:

@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -52,7 +52,15 @@ class MaterialPuller:
     generation, or where the folder holds other material.
     """
 
-    def __init__(self, address: str, identity: Identity, wanted: Wanted, folder: Path, limits: Limits | None = None):
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        wanted: Wanted,
+        folder: Path,
+        limits: Limits | None = None,
+        others: Callable[[], None] = lambda: None,
+    ):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise UserError(f"dealer's address {address!r}: give it as HOST:PORT")
@@ -61,7 +69,8 @@ class MaterialPuller:
         self._address = address
         self._identity = identity
         self._wanted = wanted
-        self._folder = party_folder(folder, PARTY_ROLES.index(identity.role))
+        self._folder = party_folder(folder.absolute(), PARTY_ROLES.index(identity.role))
+        self._others = others
         self._limits = limits or Limits()
         self._connect_seconds = min(_CONNECT_SECONDS, self._limits.patience)
         self._failure: BaseException | None = None
@@ -77,7 +86,8 @@ class MaterialPuller:
         self._claim = _Claim(self._folder, self._wanted.session, self._identity.role)
         self._thread.start()
         try:
-            self._ready.wait()
+            while not self._ready.wait(_PAUSE):
+                self._others()
             self.check()
         except BaseException:
             self.__exit__()
@@ -93,7 +103,8 @@ class MaterialPuller:
         self._claim.release()
 
     def check(self) -> None:
-        """UserError where fetching has failed for good: call it while waiting for a record."""
+        """UserError where fetching has failed for good, or `others` raises: call it while waiting for a record."""
+        self._others()
         if isinstance(self._failure, UserError):
             raise UserError(str(self._failure))
         if self._failure is not None:
@@ -106,6 +117,7 @@ class MaterialPuller:
         """
         while self._thread.is_alive():
             self._thread.join(_PAUSE)
+            self._others()
         self.check()
 
     def _work(self) -> None:
