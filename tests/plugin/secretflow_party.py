@@ -10,6 +10,7 @@ import secretflow as sf
 import transformers
 
 import spu_llm
+from spu_llm.secretflow import SecretFlowDealer
 
 PARTIES = ("alice", "bob", "carol")
 
@@ -32,11 +33,13 @@ def main(name: str, port: int) -> None:
     # Whoever has weights and samples calibrates; here all parties make the same model, so each has the ranges.
     function = spu_llm.enable(forward, ranges=spu_llm.calibrate(forward, (ids, model.params)))
     params = model.params
-    material = carol(lambda: function.deal(ids, params))().to(device)
-    logits = device(function.program)(material, alice(lambda: ids)().to(device), bob(lambda: params)().to(device))
-    error = np.abs(sf.reveal(logits) - np.asarray(forward(ids, params)))[0, 1:].max()
-    print(f"{name}: error {error:.2g}")
-    assert error < 2e-3
+    shared, weights = alice(lambda: ids)().to(device), bob(lambda: params)().to(device)
+    whole = carol(lambda: function.deal(ids, params))().to(device)
+    for material in (whole, SecretFlowDealer(device, carol).material(function, ids, params)):
+        logits = device(function.program)(material, shared, weights)
+        error = np.abs(sf.reveal(logits) - np.asarray(forward(ids, params)))[0, 1:].max()
+        print(f"{name}: error {error:.2g}")
+        assert error < 2e-3
     sf.shutdown()
 
 
