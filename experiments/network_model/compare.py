@@ -2,8 +2,8 @@
 
     python experiments/network_model/compare.py results/network_model experiments/network_model/result.json
 
-One run with the parties as threads of one process gives compute, messages and bytes; the model makes of them times for every
-network.
+One run with the parties as processes and no network between them gives compute, messages and bytes; the model makes of them times
+for every network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASES = {"prefill": "", "decode": "_per_token"}
 def main(folder: Path, out: Path) -> None:
     rows, emulation = [], {}
     for ops in ("plugin", "stock"):
-        modelled = _metrics(folder / "lan", ops)
+        modelled = _metrics(folder / "bare", ops)
         for name in NETWORKS:
             linked = _metrics(folder / f"{name}_link", ops)
             emulation[f"{ops} {name}"] = linked["network"]["emulation"]

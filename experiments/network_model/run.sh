@@ -1,7 +1,7 @@
 #!/bin/sh
-# Holds the cost model against emulated links: plugin and stock SPU with the parties as threads, from which the model predicts four
-# networks, and with the parties as processes over each. Run from the repository's root, on a machine that does nothing
-# else; takes about 40 minutes, most of them stock SPU waiting for two slow links. Finished runs are not repeated.
+# Holds the cost model against emulated links: plugin and stock SPU with the parties as processes without a network, from which the
+# model predicts four networks, and over each of these. Run from the repository's root, on a machine that does nothing
+# else; takes about 25 minutes, most of them stock SPU waiting for two slow links. Finished runs are not repeated.
 set -eu
 here=experiments/network_model
 out=results/network_model
@@ -14,7 +14,8 @@ mkdir -p "$out"
     grep '^prefix:' configs/model/smollm2.yaml
     echo "calibration: $(pwd)/configs/calibration/brown.txt"
 } >"$out/cut.yaml"
-for network in lan lan_link wan_link 100mbps_link 5gbps_link; do
+spu-llm run "$here/experiment.yaml" --set network=none --set processes=true --out "$out/bare" --quiet
+for network in lan_link wan_link 100mbps_link 5gbps_link; do
     spu-llm run "$here/experiment.yaml" --set "network=$network" --out "$out/$network" --quiet
 done
 python "$here/compare.py" "$out" "$here/result.json"
