@@ -1,12 +1,16 @@
 """Tiny checkpoints with random weights, written the way Hugging Face writes them."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+collect_ignore = [] if find_spec("ray") else ["plugin/test_secretflow_ray.py"]
+"""Ray has an environment of its own: `make test-ray`."""
 
 TEXT = "the quick brown fox jumps over the lazy dog. in the beginning was the word, and the word was secret."
 

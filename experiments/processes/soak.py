@@ -54,8 +54,9 @@ def tokens_so_far(folder: Path) -> int:
 def main(config: str, count: int, out: Path) -> None:
     samples: dict[str, list[tuple[int, int, int]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "spu_llm", "run", config, "--set", f"generation.new_tokens={count}", "--set", "processes=true"]
-        run = subprocess.Popen([*command, "--out", f"{scratch}/out", "--quiet"], env=os.environ | {"TMPDIR": scratch})
+        command = [sys.executable, "-m", "spu_llm", "run", config, "--out", f"{scratch}/out", "--quiet"]
+        changes = ["--set", f"generation.new_tokens={count}", "--set", "processes=true"]
+        run = subprocess.Popen([*command, *changes], env=os.environ | {"TMPDIR": scratch})
         while run.poll() is None:
             tokens = tokens_so_far(Path(scratch))
             for role, pid in processes(run.pid).items():

@@ -30,7 +30,7 @@ from ..models.fixed_block import (
 )
 from ..models.folded import centred_rows, fold_layer
 from ..models.plain import prefix_cache
-from ..models.plan import ModelPlan, plan_model
+from ..models.plan import plan_model
 from ..models.plan_check import RangeReport
 from ..primitives.attention import Place, RowCache
 from ..primitives.contract import contract
@@ -69,7 +69,6 @@ class AssistedDecoder:
         ranges: RangeReport | None = None,
         supply: Supply | None = None,
         prefix_rows: Sequence[LayerCache] | None = None,
-        plan: ModelPlan | None = None,
     ):
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
@@ -78,7 +77,7 @@ class AssistedDecoder:
         self.decoder = decoder
         self.capacity = capacity
         self.length = len(prefix)
-        self.plan = plan or plan_model(decoder.config, calibration)
+        self.plan = plan_model(decoder.config, calibration)
         self.ranges = ranges
         self._calibration = calibration
         self._prefix = list(prefix)

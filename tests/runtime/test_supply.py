@@ -110,7 +110,7 @@ def test_changed_material_is_refused(at, tmp_path):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"material 1 of .+party-1 was changed since it was dealt, or is another's; deal to another"):
+    with pytest.raises(UserError, match=r"material 1 of .+party-1 was changed since it was dealt, or is another's"):
         StoredSupply(tmp_path).provide(Room(), a_run())
 
 
@@ -121,7 +121,7 @@ def test_replayed_material_is_refused(tmp_path):
     second.write_bytes(first.read_bytes())
     supply = StoredSupply(tmp_path)
     supply.provide(Room(), a_run())
-    with pytest.raises(UserError, match="material 2 of .+party-0 was changed since it was dealt, or is another's"):
+    with pytest.raises(UserError, match=r"material 2 of .+party-0 was changed since it was dealt, or is another's"):
         supply.provide(Room(), a_run())
 
 
@@ -279,7 +279,8 @@ def test_another_order_of_passes_is_refused(model, dealt, tmp_path):
 def test_dealer_can_follow_a_roll_back(model, tmp_path):
     """A known order with roll backs is dealt like any other, and never more than `ahead` passes lie on disk."""
     _, checkpoint, calibration = model
-    dealer = AheadDealer(publish(checkpoint.decoder.config, PREFIX, calibration), Facts("tiny", 2, 1, 4, CAPACITY), tmp_path / "out")
+    published = publish(checkpoint.decoder.config, PREFIX, calibration)
+    dealer = AheadDealer(published, Facts("tiny", 2, 1, 4, CAPACITY), tmp_path / "out")
     dealer.set_up()
     for length in (2, 3, 3):
         dealer.roll_back(length)

@@ -1,0 +1,100 @@
+"""Generation on a SecretFlow device in production mode: three processes, weights and cache on the device, against plaintext."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from conftest import GPT2, write_checkpoint
+from generation_check import check_generation
+from spu import libspu
+from test_secretflow import ROOT, free_ports
+
+from spu_llm.dealer.material import Specification, Uniform
+from spu_llm.errors import UserError
+from spu_llm.generation import SamplingConfig
+
+pytest.importorskip("secretflow")
+
+from secretflow_generation_party import PARTIES  # it imports SecretFlow
+
+from spu_llm.secretflow.device import check_device, to_share
+from spu_llm.secretflow.ends import ClientEnd, DealerEnd, OwnerEnd
+
+
+def test_generation(tmp_path):
+    """Two prompts in one conversation, then the first again from the start: tokens as in plaintext, logits near."""
+    checkpoint, out = write_checkpoint(tmp_path / "model", GPT2 | {"n_layer": 1}), tmp_path / "alice.json"
+    environment = os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": str(ROOT)}
+    script = str(Path(__file__).with_name("secretflow_generation_party.py"))
+    port, parties = str(free_ports()), []
+    for name in PARTIES:
+        with open(tmp_path / name, "w") as log:
+            command = [sys.executable, script, name, port, str(checkpoint), str(out)]
+            parties.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [party.wait(180) for party in parties]
+    finally:
+        for party in parties:
+            party.kill()
+    assert codes == [0, 0, 0], {name: (tmp_path / name).read_text() for name in PARTIES}
+
+    check_generation(checkpoint, out)
+
+
+def ends():
+    client, owner, dealer = ClientEnd(0), OwnerEnd(1), DealerEnd()
+    dealer.begin(client.key(), owner.key())
+    for end in (client, owner, dealer):
+        end.learn(Specification((Uniform((3,)),)))
+    return client, owner, dealer
+
+
+def opened(info, *chunks):
+    content = libspu.ValueChunk()
+    content.ParseFromString(to_share(info, chunks).share_chunks[0])
+    return np.frombuffer(content.content, np.int64)
+
+
+def test_material_serves_once():
+    client, owner, dealer = ends()
+    seen = set()
+    for _ in range(3):
+        first, second = dealer.deal(0, {}, {}, {})
+        seen.add(tuple(opened(*client.expand(0, first)) + opened(*owner.expand(0, second))))
+        with pytest.raises(UserError, match=r"material .+ was used before, or is out of order"):
+            client.expand(0, first)
+    seen.add(tuple(dealer.deal_whole(0, {}, {}, {})))
+    assert len(seen) == 4
+    others = ends()[2].deal_whole(0, {}, {}, {})
+    assert tuple(others) not in seen  # keys are new in every decoder
+
+
+def test_tokens_outside_the_vocabulary_are_refused():
+    client = ClientEnd(0)
+    assert client.begin(np.asarray([[3, 11]]), SamplingConfig()) == 2
+    with pytest.raises(UserError, match="outside the model's vocabulary of 11"):
+        client.one_hots("block", 0, (2, 4), 3, 11)
+    assert client.one_hots("within", 0, (1, 3), 3, 11).tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "field", "parties", "dealer", "message"),
+    [
+        ("ABY3", "FM64", ("alice", "bob"), "carol", "runs .*ABY3"),
+        ("SEMI2K", "FM128", ("alice", "bob"), "carol", "has the ring .*FM128"),
+        ("SEMI2K", "FM64", ("alice", "bob", "carol"), "dave", "has the parties alice, bob, carol"),
+        ("SEMI2K", "FM64", ("alice", "bob"), "bob", "dealer bob is a party of the SPU device"),
+        ("SEMI2K", "FM64", ("alice", "bob"), "carol", "set JAX_ENABLE_X64=1"),
+    ],
+)
+def test_unfit_devices_are_refused(protocol, field, parties, dealer, message):
+    conf = SimpleNamespace(protocol=getattr(libspu.ProtocolKind, protocol), field=getattr(libspu.FieldType, field))
+    device = SimpleNamespace(conf=conf, actors=dict.fromkeys(parties))
+    other = SimpleNamespace(party=dealer)
+    with jax.experimental.disable_x64(), pytest.raises(UserError, match=message):
+        check_device(device, other, ["alice", "bob"])
