@@ -5,13 +5,12 @@ import json
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from conftest import TEXT
 
 from spu_llm.errors import UserError
-from spu_llm.experiment import load_experiment, run_experiment, runner
+from spu_llm.experiment import files, load_experiment, run_experiment, runner
 from spu_llm.experiment.files import write_whole
 
 METRICS = {
@@ -164,11 +163,10 @@ def test_disk_that_fills_up_while_writing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be written"):
         write_whole(tmp_path / "missing" / "metrics.json", "{}")
 
-    def full(path, text):
-        path.touch()
+    def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
         write_whole(tmp_path / "metrics.json", "{}")
     assert not list(tmp_path.iterdir())
