@@ -18,7 +18,7 @@ from .cli_beaver import beaver_command
 from .cli_certificates import certificates_command
 from .cli_deal import deal_command
 from .cli_network import network_command
-from .cli_party import dealer_command, party_command
+from .cli_party import dealer_command, party_command, stream
 from .cli_plan import plan_table_command
 from .cli_prompt import keys_command, prompt_command, tables_command
 from .cli_soal import prepare_group
@@ -124,7 +124,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
         },
     }
     experiment, _ = build_experiment(raw, CONFIGS, "command line")
-    metrics = measure(experiment, _progress(quiet), _stream)
+    metrics = measure(experiment, _progress(quiet), stream)
     click.echo()
     click.echo(_summary(metrics), err=True)
 
@@ -148,7 +148,7 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], soal: Path | None, 
     if soal is not None:
         overrides = (*overrides, f"soal={json.dumps(str(soal))}")
     experiment, baseline = load_experiment(config, overrides)
-    metrics = run_experiment(experiment, baseline, out, _progress(quiet), _stream)
+    metrics = run_experiment(experiment, baseline, out, _progress(quiet), stream)
     write_whole(out / "report.html", render_report(metrics))
     click.echo()
     click.echo(_summary(metrics), err=True)
@@ -307,12 +307,6 @@ def op(name: str, elements: int, repeats: int, as_json: bool) -> None:
 
 def _usual_ops(model: str, protocol: str, soal: Path | None) -> str:
     return "plugin" if protocol == "SEMI2K" and (soal or load_model(model).calibration) else "stock"
-
-
-def _stream(text: str) -> None:
-    """Generated text as it comes; progress bars live on standard error."""
-    click.echo(text, nl=False)
-    sys.stdout.flush()
 
 
 def _summary(metrics: dict[str, Any]) -> str:

@@ -54,7 +54,7 @@ def party_command(config: Path, role: str, out: Path, overrides: tuple[str, ...]
         experiment, _ = load_experiment(config, overrides)
         if role == "client":
             # between machines a clock shows the network's time as well; the launcher's processes follow the network's mode
-            run_client(experiment, out, progress, _stream, None if with_parent else "measured")
+            run_client(experiment, out, progress, stream, None if with_parent else "measured")
             click.echo()
         else:
             run_follower(experiment, role, out, progress)
@@ -106,7 +106,8 @@ def _progress(quiet: bool) -> Progress:
     return silent if quiet else bar
 
 
-def _stream(text: str) -> None:
+def stream(text: str) -> None:
+    """Generated text as it comes; progress bars live on standard error."""
     click.echo(text, nl=False)
     sys.stdout.flush()
 

@@ -60,11 +60,12 @@ class _Dealer:
             records = dealer.runs + FIRST_RUN
             write_whole(dealing.folder / _RECORDS, str(records))
             dealing.records = records
-            self._forget(dealer)
         except Exception as error:  # whatever it is, the parties must not wait for more
             dealing.error = str(error).splitlines()[0] if isinstance(error, UserError) else f"the dealer failed: {error!r}"
             if not isinstance(error, UserError):
                 raise
+        finally:
+            self._forget(dealer)
 
     def _forget(self, dealer: AheadDealer) -> None:
         """Delete a session's keys and records when both parties have all of them, or have stopped to fetch any."""

@@ -155,7 +155,7 @@ class _Announced:
         return self._decoder.advance(tokens)
 
 
-def parties_of(experiment: Experiment) -> PartiesConfig:
+def _parties(experiment: Experiment) -> PartiesConfig:
     if experiment.parties is None:
         raise UserError("parties is missing: say where client, owner and dealer are, and which certificates to show (README)")
     return experiment.parties
@@ -164,7 +164,7 @@ def parties_of(experiment: Experiment) -> PartiesConfig:
 @contextmanager
 def _session(experiment: Experiment, role: str) -> Iterator[RemoteSession]:
     """The session; where this party fails, the others are told."""
-    parties = parties_of(experiment)
+    parties = _parties(experiment)
     if role not in experiment.protocol.roles:
         roles = ", ".join(experiment.protocol.roles)
         raise UserError(f"--role {role}: {experiment.protocol.name} runs between {roles}; use one of these")
@@ -193,7 +193,7 @@ def _decoder(
         decoder = model.decoder if owned is None else owned.checkpoint.decoder
         yield SecureDecoder(session, decoder, capacity, model.prefix)
         return
-    parties, role = parties_of(experiment), session.roles[session.rank]
+    parties, role = _parties(experiment), session.roles[session.rank]
     if parties.dealer is None:
         raise UserError("parties.dealer is missing: ops plugin needs the address of `spu-llm dealer`")
     facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity)

@@ -32,20 +32,24 @@ def free_ports() -> int:
     raise RuntimeError("no free ports")
 
 
-def test_device(tmp_path):
-    port = str(free_ports())
+def run_parties(script: str, arguments: list[str], folder: Path, seconds: float) -> dict[str, str]:
+    """Run a script beside this file as each party, in `folder`, until all have ended well; gives what each of them said."""
     environment = os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": str(ROOT)}
-    script = str(Path(__file__).with_name("secretflow_party.py"))
-    parties = []
+    path, port, parties = str(Path(__file__).with_name(script)), str(free_ports()), []
     for name in PARTIES:
-        with open(tmp_path / name, "w") as log:
-            command = [sys.executable, script, name, port]
-            parties.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        with open(folder / name, "w") as log:
+            command = [sys.executable, path, name, port, *arguments]
+            parties.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [party.wait(120) for party in parties]
+        codes = [party.wait(seconds) for party in parties]
     finally:
         for party in parties:
             party.kill()
-    logs = {name: (tmp_path / name).read_text() for name in PARTIES}
+    logs = {name: (folder / name).read_text() for name in PARTIES}
     assert codes == [0, 0, 0], logs
+    return logs
+
+
+def test_device(tmp_path):
+    logs = run_parties("secretflow_party.py", [], tmp_path, 120)
     assert all(f"{name}: error" in log for name, log in logs.items())

@@ -1,9 +1,5 @@
 """Generation on a SecretFlow device in production mode: three processes, weights and cache on the device, against plaintext."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +8,7 @@ import pytest
 from conftest import GPT2, write_checkpoint
 from generation_check import check_generation
 from spu import libspu
-from test_secretflow import ROOT, free_ports
+from test_secretflow import run_parties
 
 from spu_llm.dealer.material import Specification, Uniform
 from spu_llm.errors import UserError
@@ -20,7 +16,6 @@ from spu_llm.generation import SamplingConfig
 
 pytest.importorskip("secretflow")
 
-from secretflow_generation_party import PARTIES  # it imports SecretFlow
 
 from spu_llm.secretflow.device import check_device, to_share
 from spu_llm.secretflow.ends import ClientEnd, DealerEnd, OwnerEnd
@@ -29,20 +24,7 @@ from spu_llm.secretflow.ends import ClientEnd, DealerEnd, OwnerEnd
 def test_generation(tmp_path):
     """Two prompts in one conversation, then the first again from the start: tokens as in plaintext, logits near."""
     checkpoint, out = write_checkpoint(tmp_path / "model", GPT2 | {"n_layer": 1}), tmp_path / "alice.json"
-    environment = os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": str(ROOT)}
-    script = str(Path(__file__).with_name("secretflow_generation_party.py"))
-    port, parties = str(free_ports()), []
-    for name in PARTIES:
-        with open(tmp_path / name, "w") as log:
-            command = [sys.executable, script, name, port, str(checkpoint), str(out)]
-            parties.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [party.wait(180) for party in parties]
-    finally:
-        for party in parties:
-            party.kill()
-    assert codes == [0, 0, 0], {name: (tmp_path / name).read_text() for name in PARTIES}
-
+    run_parties("secretflow_generation_party.py", [str(checkpoint), str(out)], tmp_path, 180)
     check_generation(checkpoint, out)
 
 
