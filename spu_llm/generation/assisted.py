@@ -39,7 +39,7 @@ from ..primitives.norm import encode_phi, normalised, rounded_phi
 from ..primitives.truncate import truncate
 from ..progress import Progress, silent
 from ..runtime import Session, Slot
-from ..runtime.assisted import TRUST, Assisted, DealtProgram, OperandSlot
+from ..runtime.assisted import TRUST, Assisted, Call, DealtProgram, OperandSlot
 from ..runtime.supply import Supply
 from .secure import fitting_window, padded_rows, vocabulary_block
 
@@ -237,10 +237,11 @@ class AssistedDecoder:
         names = jax.tree_util.tree_map_with_path(lambda path, _: "window." + path_name(path), where)
         for name, value in zip(*map(jax.tree_util.tree_leaves, (names, where)), strict=True):
             self.session.publish(name, value)
+        calls = []
         for params, tables, cache in zip(self._layers, self.plan.blocks, self._cache, strict=True):
-            program = self.layer_program(n, tables)
-            arguments = [params, "x", cache, *names]
-            self.assisted.run(program, arguments, ["x", cache.keys.raw, cache.values.raw], {"start": self.length})
+            arguments, results = [params, "x", cache, *names], ["x", cache.keys.raw, cache.values.raw]
+            calls.append(Call(self.layer_program(n, tables), arguments, results, {"start": self.length}))
+        self.assisted.run_all(calls)
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
         self._run_logits(n, rows)

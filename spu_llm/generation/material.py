@@ -184,7 +184,7 @@ class _FolderSupply:
     def operand_mask(self, name: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
         return self._dealer.operand_mask(name, shape, rank)
 
-    def provide(self, session: Session, run: Run) -> None:
+    def provide(self, session: Session, run: Run, name: str) -> None:
         messages, digest = self._dealer.deal(run, self.next), run.digest()
         for rank, message in enumerate(messages):
             self._put(rank, self.next, digest, message)

@@ -6,7 +6,7 @@ the parties before each run and is booked to a phase of its own (`offline`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ TRUST = "third-party dealer, which sees no input, weight or opening, and collude
 
 VIOLATION = "violation"
 """The variable that holds a share of 0 where every lookup of a run had its input in range."""
+
+_WORDS_AHEAD = 1 << 25  # of material that a party has unpacked at one time: 256 MB
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,16 @@ class DealtProgram:
     def dealer_bytes(self) -> int:
         """Bytes the dealer sends for one run to the party that gets more."""
         return max(message_bytes(self.specification))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a program: trees of the names of its arguments and results, and the position numbers that the dealer is told."""
+
+    dealt: DealtProgram
+    arguments: Any
+    results: Any
+    publics: Mapping[str, int]
 
 
 class Assisted:
@@ -149,21 +161,51 @@ class Assisted:
 
     def run(self, dealt: DealtProgram, arguments: Any, results: Any, publics: Mapping[str, int] | None = None) -> None:
         """Provide material for one run and run it. Operands are named by `OperandName`s in both trees of names."""
-        names, results = _names(arguments), _names(results)
+        self.run_all([Call(dealt, arguments, results, publics or {})])
+
+    def run_all(self, calls: Sequence[Call]) -> None:
+        """Run one after the other. What needs no input is done before for as many at once as memory has room for.
+
+        The parties wait for each other in between, so that none waits online for one that still unpacks its material.
+        """
+        for group in self._groups(calls):
+            with self.session.phase(offline(self.session.current_phase)):
+                ready = [self._prepare(call, f"{MATERIAL}.{i}") for i, call in enumerate(group)]
+                self.session.meet()
+            for program, arguments, outputs in ready:
+                self.session.run(program, arguments, outputs)
+                self._collect()
+
+    def _groups(self, calls: Sequence[Call]) -> Iterator[list[Call]]:
+        """Those that are prepared together: one at a time where nothing is gained by it."""
+        group: list[Call] = []
+        words = 0
+        for call in calls:
+            more = call.dealt.specification.words
+            if group and (not self.session.runs_ahead or words + more > _WORDS_AHEAD):
+                yield group
+                group, words = [], 0
+            group.append(call)
+            words += more
+        if group:
+            yield group
+
+    def _prepare(self, call: Call, material: str) -> tuple[Program, tuple[Any, ...], list[Any]]:
+        """Make everything of a run that needs no input: what is left is a program, its arguments and the names of its results."""
+        dealt = call.dealt
+        names, results = _names(call.arguments), _names(call.results)
         slots = [leaf.name if isinstance(leaf, OperandSlot) else None for leaf in dealt.leaves]
         operands = {slot: name.name for slot, name in zip(slots, names, strict=True) if slot is not None}
         keeps = {slot: results[i].name for i, slot in dealt.keeps.items()}
-        self._supply.provide(self.session, Run(dealt.specification, operands, keeps, publics or {}))
-        arguments = (MATERIAL, *map(_variables, names))
+        self._supply.provide(self.session, Run(dealt.specification, operands, keeps, call.publics), material)
+        arguments: tuple[Any, ...] = (material, *map(_variables, names))
         outputs = [*map(_variables, results), VIOLATION]
-        if dealt.ahead is not None and dealt.parts is not None:
-            flat = jax.tree_util.tree_leaves(arguments)
-            made = [f"{MATERIAL}.{i}" for i in range(len(dealt.parts.between))]
-            with self.session.phase(offline(self.session.current_phase)):
-                self.session.run(dealt.ahead, tuple(flat[i] for i in dealt.parts.known), made)
-            arguments, outputs = (*made, *flat), jax.tree_util.tree_leaves(outputs)
-        self.session.run(dealt.program, arguments, outputs)
-        self._collect()
+        if dealt.ahead is None or dealt.parts is None:
+            return dealt.program, arguments, outputs
+        flat = jax.tree_util.tree_leaves(arguments)
+        made = [f"{material}.{i}" for i in range(len(dealt.parts.between))]
+        self.session.run(dealt.ahead, tuple(flat[i] for i in dealt.parts.known), made)
+        return dealt.program, (*made, *flat), jax.tree_util.tree_leaves(outputs)
 
     def _collect(self) -> None:
         """Add what a run found out of range, each party its share, to what runs before it found."""
@@ -215,4 +257,4 @@ class DealtCall:
         return [(arg[0], arg[1].T) if i in self.turned else arg for i, arg in enumerate(args)]
 
 
-__all__ = ["Assisted", "DealtCall", "DealtProgram", "OperandName", "OperandSlot", "offline"]
+__all__ = ["Assisted", "Call", "DealtCall", "DealtProgram", "OperandName", "OperandSlot", "offline"]

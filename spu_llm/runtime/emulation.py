@@ -25,7 +25,7 @@ from .assisted import DealtCall
 from .program import Program
 from .protocol import ProtocolConfig
 from .session import Phase, Session
-from .supply import MATERIAL, Run, Supply
+from .supply import Run, Supply
 
 _PARTIES = 2
 
@@ -46,7 +46,7 @@ class SeededSupply:
     def operand_mask(self, name: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
         return self.uniform(shape)
 
-    def provide(self, session: Session, run: Run) -> None:
+    def provide(self, session: Session, run: Run, name: str) -> None:
         """Masks are made as they are asked for."""
 
     def uniform(self, shape: Shape) -> np.ndarray:
@@ -65,9 +65,9 @@ class WitnessedSupply:
         self.operands[name] = self._supply.operand_mask(name, shape, rank)
         return self.operands[name]
 
-    def provide(self, session: Session, run: Run) -> None:
-        self._supply.provide(session, run)
-        vector = np.sum(session.words(MATERIAL), axis=0, dtype=np.int64)
+    def provide(self, session: Session, run: Run, name: str) -> None:
+        self._supply.provide(session, run, name)
+        vector = np.sum(session.words(name), axis=0, dtype=np.int64)
         self.runs.append((run.digest(), _uniform(run.specification, vector)))
 
 
@@ -82,7 +82,7 @@ class ReplayedSupply:
     def operand_mask(self, name: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
         return self._operands[name]
 
-    def provide(self, session: Session, run: Run) -> None:
+    def provide(self, session: Session, run: Run, name: str) -> None:
         digest, masks = next(self._runs, (b"", []))
         if digest != run.digest():
             raise ValueError("the emulated run is not the one whose masks were witnessed; make the same passes in the same order")

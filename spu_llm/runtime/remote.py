@@ -161,6 +161,10 @@ class RemoteSession(Session):
         if self._watch is not None:
             self._watch.check()
 
+    def meet(self) -> None:
+        """One message of a byte to each other party."""
+        self._swap(b"\0")
+
     def fail(self) -> None:
         """Let the others know, when this party closes, that it could not go on."""
         self._failed = True

@@ -181,6 +181,9 @@ class Session:
 
         self._each(work)
 
+    def meet(self) -> None:
+        """Wait until every party has done what it was given so far: threads of one process have."""
+
     def place(self, name: str, words: Sequence[np.ndarray]) -> None:
         """Make a secret integer variable of the shares that each party here already has; nothing is sent."""
         held = {party.rank: part for party, part in zip(self.parties, words, strict=True)}

@@ -29,7 +29,7 @@ from .profile import Traffic
 from .session import Session
 
 MATERIAL = "material"
-"""The variable that holds each party's share of a run's material vector."""
+"""Begins the names of the variables that hold each party's share of a run's material vector."""
 PARTIES = (0, 1)
 FIRST_RUN = 1
 """The number of a folder's first run; number 0 is the mark that its masks were used."""
@@ -70,8 +70,8 @@ class Supply(Protocol):
     def operand_mask(self, name: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
         """int64 `shape`: the mask of an operand that party `rank` owns, from the key it has in common with the dealer."""
 
-    def provide(self, session: Session, run: Run) -> None:
-        """Make the parties' shares of one run's material the variable MATERIAL."""
+    def provide(self, session: Session, run: Run, name: str) -> None:
+        """Make the parties' shares of one run's material a variable, in the session's present phase."""
 
 
 class Masks:
@@ -105,18 +105,17 @@ class LiveSupply:
     def operand_mask(self, name: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
         return self.dealer.operand_mask(name, shape, rank, self._counter.take())
 
-    def provide(self, session: Session, run: Run) -> None:
-        with session.phase(offline(session.current_phase)) as phase:
-            number = self._counter.take()
-            start = time.perf_counter()
-            messages = self.dealer.deal(run, number)
-            phase.seconds += time.perf_counter() - start
-            phase.add([Traffic(len(message), 1) for message in messages])
+    def provide(self, session: Session, run: Run, name: str) -> None:
+        phase, number = session.phases[session.current_phase], self._counter.take()
+        start = time.perf_counter()
+        messages = self.dealer.deal(run, number)
+        phase.seconds += time.perf_counter() - start
+        phase.add([Traffic(len(message), 1) for message in messages])
 
-            def expand(party: Party) -> np.ndarray:
-                return receive(run.specification, party.rank, self._keys[party.rank], number, messages[party.rank])
+        def expand(party: Party) -> np.ndarray:
+            return receive(run.specification, party.rank, self._keys[party.rank], number, messages[party.rank])
 
-            session.place_made(MATERIAL, expand)
+        session.place_made(name, expand)
 
 
 class StoredSupply:
@@ -149,7 +148,7 @@ class StoredSupply:
         """Zeros where the operand's owner is not in this process."""
         return operand_mask(self._keys[rank], name, shape, 0) if rank in self._keys else np.zeros(shape, np.int64)
 
-    def provide(self, session: Session, run: Run) -> None:
+    def provide(self, session: Session, run: Run, name: str) -> None:
         number, digest = self._next, run.digest()
         self._next += 1
         sizes = [0, 0]
@@ -168,9 +167,8 @@ class StoredSupply:
             sizes[party.rank] = len(message)
             return receive(run.specification, party.rank, self._keys[party.rank], number, message)
 
-        with session.phase(offline(session.current_phase)) as phase:
-            session.place_made(MATERIAL, expand)
-            phase.add([Traffic(size, 1) for size in sizes])
+        session.place_made(name, expand)
+        session.phases[session.current_phase].add([Traffic(size, 1) for size in sizes])
 
     def _take(self, rank: int, number: int) -> bytes:
         """A party's message. UserError where it was used before, or where it does not come within the patience."""

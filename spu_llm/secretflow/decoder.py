@@ -15,7 +15,7 @@ from ..generation.sampling import SamplingConfig
 from ..progress import Progress, silent
 from ..runtime.assisted import VIOLATION, Assisted
 from ..runtime.session import Session
-from ..runtime.supply import MATERIAL, Run
+from ..runtime.supply import Run
 from .dealing import Delivery, Line
 from .device import DeviceSession, check_device, chunk_count
 from .ends import ClientEnd, DealerEnd, OwnerEnd, narrow, summed
@@ -194,9 +194,9 @@ class _DeviceSupply:
         self.line.dealer.operand(name, shape, rank)
         return np.zeros(shape, np.int64)
 
-    def provide(self, session: Session, run: Run) -> None:
+    def provide(self, session: Session, run: Run, name: str) -> None:
         assert isinstance(session, DeviceSession)
-        session.variables[MATERIAL] = self.line.material(run)
+        session.variables[name] = self.line.material(run)
 
 
 def _done(step: Any) -> bool:

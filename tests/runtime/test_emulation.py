@@ -120,7 +120,7 @@ def test_another_run_is_refused():
     witnessed = WitnessedSupply(SeededSupply(0))
     witnessed.runs.append((b"of another run", []))
     with pytest.raises(ValueError, match="not the one whose masks were witnessed"):
-        ReplayedSupply(witnessed).provide(None, Run(Specification(()), {}, {}, {}))
+        ReplayedSupply(witnessed).provide(None, Run(Specification(()), {}, {}, {}), "material")
 
 
 def test_what_is_not_emulated_is_refused():

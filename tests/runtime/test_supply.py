@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,11 +37,7 @@ class Room:
 
     def __init__(self):
         self.parties = [SimpleNamespace(rank=rank) for rank in (0, 1)]
-        self.phases = {}
-
-    @contextmanager
-    def phase(self, name):
-        yield self.phases.setdefault(name, Phase())
+        self.phases = {self.current_phase: Phase()}
 
     def place_made(self, name, make):
         self.made = [make(party) for party in self.parties]
@@ -77,15 +72,15 @@ def test_stored_messages_make_the_dealers_values(tmp_path):
     fill(tmp_path, [a_run()])
     room, supply = Room(), StoredSupply(tmp_path)
     weight = supply.operand_mask("weight", (5,), 1)
-    supply.provide(room, a_run())
+    supply.provide(room, a_run(), "m")
     material = sum(room.made)
     assert np.array_equal(material[5:10], material[:5] * weight >> 3)
-    assert room.phases["test, offline"].bytes > 0
+    assert room.phases["test"].bytes > 0
 
 
 def test_a_folder_serves_once(tmp_path):
     fill(tmp_path, [a_run(), a_run()])
-    StoredSupply(tmp_path).provide(Room(), a_run())  # and there the process is killed
+    StoredSupply(tmp_path).provide(Room(), a_run(), "m")  # and there the process is killed
     for rank in (0, 1):
         with pytest.raises(UserError, match=r"material 1 of .+ has been used and must not be used again"):
             with_store(party_folder(tmp_path, rank), lambda store: store.take(1))
@@ -111,7 +106,7 @@ def test_changed_material_is_refused(at, tmp_path):
     data[at] ^= 1
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"material 1 of .+party-1 was changed since it was dealt, or is another's"):
-        StoredSupply(tmp_path).provide(Room(), a_run())
+        StoredSupply(tmp_path).provide(Room(), a_run(), "m")
 
 
 def test_replayed_material_is_refused(tmp_path):
@@ -120,9 +115,9 @@ def test_replayed_material_is_refused(tmp_path):
     first, second = (party_folder(tmp_path, 0) / f"{number}.material" for number in (1, 2))
     second.write_bytes(first.read_bytes())
     supply = StoredSupply(tmp_path)
-    supply.provide(Room(), a_run())
+    supply.provide(Room(), a_run(), "m")
     with pytest.raises(UserError, match=r"material 2 of .+party-0 was changed since it was dealt, or is another's"):
-        supply.provide(Room(), a_run())
+        supply.provide(Room(), a_run(), "m")
 
 
 def test_one_party_reads_its_own_folder_only(tmp_path):
@@ -130,7 +125,7 @@ def test_one_party_reads_its_own_folder_only(tmp_path):
     shutil.rmtree(party_folder(tmp_path, 1))
     supply, room = StoredSupply(tmp_path, ranks=(0,)), Room()
     room.parties = room.parties[:1]
-    supply.provide(room, a_run())
+    supply.provide(room, a_run(), "m")
     assert len(room.made) == 1
     assert not supply.operand_mask("weight", (5,), 1).any()
 
@@ -138,17 +133,17 @@ def test_one_party_reads_its_own_folder_only(tmp_path):
 def test_runs_out(tmp_path):
     fill(tmp_path, [a_run()])
     supply = StoredSupply(tmp_path)
-    supply.provide(Room(), a_run())
+    supply.provide(Room(), a_run(), "m")
     with pytest.raises(
         UserError, match=r"party-0: material has run out after 1 program runs; .+`spu-llm deal --tokens N --out FOLDER`"
     ):
-        supply.provide(Room(), a_run())
+        supply.provide(Room(), a_run(), "m")
 
 
 def test_waits_for_a_dealer_at_work(tmp_path):
     dealer = fill(tmp_path, [])
     supply, room = StoredSupply(tmp_path, patience=30), Room()
-    waiting = threading.Thread(target=supply.provide, args=(room, a_run()))
+    waiting = threading.Thread(target=supply.provide, args=(room, a_run(), "m"))
     waiting.start()
     for rank, message in enumerate(dealer.deal(a_run(), 1)):
         put_message(party_folder(tmp_path, rank), KEYS[rank], 1, a_run().digest(), message)
@@ -160,7 +155,7 @@ def test_waits_for_a_dealer_at_work(tmp_path):
 def test_material_is_bound_to_its_run(other, tmp_path):
     fill(tmp_path, [a_run()])
     with pytest.raises(UserError, match=r"material 1 of .+party-0 was dealt for another run than this one: deal for this model"):
-        StoredSupply(tmp_path).provide(Room(), a_run(**other))
+        StoredSupply(tmp_path).provide(Room(), a_run(**other), "m")
 
 
 def test_keys_are_private(tmp_path):
