@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from ..models.cache import LayerCache, cache_shape
+from ..models.cache import LayerCache, cache_shape, window
 from ..models.calibration import Calibration
 from ..models.decoder import Decoder, path_name
 from ..models.fixed_block import (
@@ -41,7 +41,8 @@ from ..progress import Progress, silent
 from ..runtime import Session, Slot
 from ..runtime.assisted import TRUST, Assisted, Call, DealtProgram, OperandSlot
 from ..runtime.supply import Supply
-from .secure import fitting_window, padded_rows, vocabulary_block
+from .cache_rows import CacheRows
+from .secure import check_pass, fitting_window, padded_rows, vocabulary_block
 
 TABLE_BITS = 19
 """Fraction bits of the embedding table, which is also the output layer's where they are tied."""
@@ -54,7 +55,8 @@ _SCORES = 1 << 20  # of one layer in one pass at most: their tables take half a 
 class AssistedDecoder:
     """A decoder whose weights, cache and activations are secret-shared, run by dealer protocols in a SEMI2K session.
 
-    Interface and meaning as `SecureDecoder`. What each party learns: the client its logits, rounded to 2^-16; both the
+    Interface and meaning as `SecureDecoder`. With `appends` rows that were taken back are not written again (see `CacheRows`), and
+    `capacity` counts them too. What each party learns: the client its logits, rounded to 2^-16; both the
     number of tokens in each pass and the positions; the dealer these numbers and the model's shape. Everything opened to
     both is uniformly masked (docs/leakage.md).
     """
@@ -69,14 +71,15 @@ class AssistedDecoder:
         ranges: RangeReport | None = None,
         supply: Supply | None = None,
         prefix_rows: Sequence[LayerCache] | None = None,
+        appends: bool = False,
     ):
-        if capacity > decoder.config.positions:
+        if capacity > decoder.config.positions and not appends:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
         self.session = session
         self.assisted = Assisted(session, supply)
         self.decoder = decoder
         self.capacity = capacity
-        self.length = len(prefix)
+        self.rows = CacheRows(len(prefix), appends)
         self.plan = plan_model(decoder.config, calibration)
         self.ranges = ranges
         self._calibration = calibration
@@ -87,50 +90,75 @@ class AssistedDecoder:
         self._layer_slots: dict[BlockPlan, BlockParams] = {}
         self._programs: dict[Any, DealtProgram] = {}
 
-    def set_up(self, prompt_tokens: int = 1, progress: Progress = silent) -> None:
-        """Mask and open the weights, share biases and prefix rows, compile what the prompt and later tokens need."""
+    def set_up(self, prompt_tokens: int = 1, progress: Progress = silent, scored: Collection[int] = ()) -> None:
+        """Mask and open the weights, share biases and prefix rows, compile what the prompt and later tokens need.
+
+        `scored`: tokens of the passes that `score` will make.
+        """
         with self.session.phase("setup"):
             self.place_weights(progress)
             prompt = self.passes(prompt_tokens)
-            sizes = {1, prompt[0]}
+            sizes = {1, prompt[0], *scored}
             wanted: list[Callable[[], Any]] = [
                 *(partial(self._embed_program, n) for n in sizes),
                 *(partial(self.layer_program, n, tables) for n in sizes for tables in self._layer_slots),
                 *(partial(self._logits_program, (n, 1)) for n in {1, prompt[-1]}),
+                *(partial(self._logits_program, (n, n)) for n in {*scored} - {1}),
             ]
             for compile_one in progress(wanted, "compiling", "program"):
                 compile_one()
 
     def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
         """Append the client's tokens; the client gets the logits [1 or n, vocabulary] after the last or each of them."""
-        count = len(tokens)
-        if not all(0 <= token < self.decoder.config.vocabulary for token in tokens) or not count:
-            raise ValueError(f"{count} tokens, which must be at least one and lie in the vocabulary")
-        if self.length + count > self.capacity:
-            raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
-        start, found = self.length, []
+        self._check_pass(tokens)
+        start, count, found = self.length, len(tokens), []
         try:
             for size in self.passes(count):
                 at = self.length - start
                 self.embed(list(tokens[at : at + size]))  # no padding: its rows could leave their tables and void the pass
                 self.run_layers(size)
-                self.length += size
+                self.rows.append(size)
                 if not last_only or self.length == start + count:
                     found.append(self._logits(size, range(size - 1, size) if last_only else range(size)))
         except UserError:
-            self.length = start  # what the passes wrote is void
+            self.rows.take_back(start)  # what the passes wrote is void
             raise
         return np.concatenate(found)
+
+    def score(self, tokens: Sequence[int]) -> None:
+        """Append the client's tokens in one pass; the logits after each stay secret until `row` gives one to the client."""
+        self._check_pass(tokens)
+        self.embed(list(tokens))
+        self.run_layers(len(tokens))
+        self._run_logits(len(tokens), range(len(tokens)))
+        self.assisted.check_ranges()
+        self.rows.append(len(tokens))
+
+    def row(self, i: int) -> np.ndarray:
+        """Give the client the logits [vocabulary] after token i of the last `score`, each party's share narrowed: 4 bytes each."""
+        return self.session.receive_narrow("logits", LOGIT_BITS, i)[: self.decoder.config.vocabulary]
 
     def passes(self, count: int) -> list[int]:
         """Tokens of each pass that takes a part of `count`, so that the material of one pass of a layer fits memory."""
         sizes: list[int] = []
-        end = self.length + count
-        while (start := self.length + sum(sizes)) < end:
+        end = self.rows.written + count
+        while (start := self.rows.written + sum(sizes)) < end:
             size = min(end - start, _PASS)
-            window = fitting_window(self.decoder.config, start, size, self.capacity).mask.shape[1]
-            sizes.append(max(1, min(size, _SCORES // (self.decoder.config.heads * window))))
+            width = fitting_window(self.decoder.config, start, size, self.capacity).mask.shape[1]
+            sizes.append(max(1, min(size, _SCORES // (self.decoder.config.heads * width))))
         return sizes
+
+    @property
+    def length(self) -> int:
+        """Positions in the cache."""
+        return self.rows.length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        self.rows = CacheRows(value)
+
+    def _check_pass(self, tokens: Sequence[int]) -> None:
+        check_pass(tokens, self.decoder.config.vocabulary, self.rows.written, self.capacity)
 
     @property
     def trust(self) -> str:
@@ -142,10 +170,10 @@ class AssistedDecoder:
         return 0.0
 
     def roll_back(self, length: int) -> None:
-        """Forget all positions from `length` on. Their rows are written again under new masks."""
+        """Forget all positions from `length` on. What takes their rows does so under new masks."""
         if not len(self._prefix) <= length <= self.length:
             raise ValueError(f"cannot roll back from {self.length} to {length}")
-        self.length = length
+        self.rows.take_back(length)
 
     # Set-up
 
@@ -182,7 +210,10 @@ class AssistedDecoder:
         config, params = self.decoder.config, self.decoder.params
         b = self._block_rows
         rows = padded_rows(centred_rows(config, params["embed"]["table"]), b)
-        self._table = self._operand("table", rows.reshape(-1, b * config.width), TABLE_BITS)
+        blocks = encode(rows.reshape(-1, b * config.width), TABLE_BITS)
+        self._table = self._encoded("table", blocks, TABLE_BITS)
+        turned = self.assisted.turn(self._table[0].raw, blocks, "owner")  # a row is found in it three times faster
+        self._rows_table = Fixed(turned, TABLE_BITS), Fixed(OperandSlot("table", blocks.shape, transposed=True), TABLE_BITS)
         norm = params["final"]["norm"]
         weight_bits = self.plan.final.weight_bits(STREAM_BITS)
         self._phi = self._encoded("phi", encode_phi(self.plan.final_phi, weight_bits), weight_bits)
@@ -228,7 +259,7 @@ class AssistedDecoder:
         self.session.share("ids.block", np.eye(blocks, dtype=np.int64)[outer], "client")
         self.session.share("ids.within", np.eye(b, dtype=np.int64)[within], "client")
         self.session.publish("start", np.int64(self.length))
-        names = [self._table[0], "ids.block", "ids.within", "start", *(["positions"] if self._positions else [])]
+        names = [self._rows_table[0], "ids.block", "ids.within", "start", *(["positions"] if self._positions else [])]
         self.assisted.run(self._embed_program(len(tokens)), names, ["x"])
 
     def run_layers(self, n: int) -> None:
@@ -240,7 +271,7 @@ class AssistedDecoder:
         calls = []
         for params, tables, cache in zip(self._layers, self.plan.blocks, self._cache, strict=True):
             arguments, results = [params, "x", cache, *names], ["x", cache.keys.raw, cache.values.raw]
-            calls.append(Call(self.layer_program(n, tables), arguments, results, {"start": self.length}))
+            calls.append(Call(self.layer_program(n, tables), arguments, results, {"start": self.rows.written}))
         self.assisted.run_all(calls)
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
@@ -258,11 +289,14 @@ class AssistedDecoder:
 
     def _where(self, n: int) -> tuple[Place, Angles]:
         """What is public of n tokens' positions."""
-        window = fitting_window(self.decoder.config, self.length, n, self.capacity)
-        compared = self._calibration.reference == "maxima"
-        columns = conformant_columns(len(self._prefix), self.length, n) if compared else None
-        place = Place(np.int64(self.length), window.mask.astype(np.int64), columns)
-        return place, encode_angles(window.cos, window.sin, self.length)
+        config, rows = self.decoder.config, self.rows
+        width = fitting_window(config, rows.written, n, self.capacity).mask.shape[1]
+        turned = window(config, self.length, n, width)
+        columns = None
+        if self._calibration.reference == "maxima":
+            columns = rows.rows_of(conformant_columns(len(self._prefix), self.length, n), n)
+        place = Place(np.int64(rows.written), rows.seen(n, width).astype(np.int64), columns)
+        return place, encode_angles(turned.cos, turned.sin, self.length)
 
     # Programs
 
@@ -281,7 +315,8 @@ class AssistedDecoder:
                 row = row + Fixed(_rows_from(positions, start, n), STREAM_BITS)
             return row.raw
 
-        slots = [self._table[1], Slot((n, self._table[1].shape[0]), np.int64), Slot((n, b), np.int64), _public()]
+        table = self._rows_table[1]
+        slots = [table, Slot((n, table.shape[0]), np.int64), Slot((n, b), np.int64), _public()]
         if self._positions:
             slots.append(Slot(self.decoder.params["embed"]["positions"].shape, np.int64))
         return self._compiled(("embed", n), lambda: self.assisted.compile("embed", embed, tuple(slots), (None,)))

@@ -20,10 +20,10 @@ class Advances(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One generated token and the logits [vocabulary] it was drawn from."""
+    """One generated token and the logits [vocabulary] it was drawn from, where the client got them."""
 
     token: int
-    logits: np.ndarray
+    logits: np.ndarray | None
 
 
 def generate(

@@ -41,18 +41,22 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class Facts:
-    """What a folder's material is for; public. Token counts: of the prefix, the prompt, and at most to be generated."""
+    """What a folder's material is for; public. Token counts: of the prefix, the prompt, and at most to be generated.
+
+    draft: tokens of each draft, where the passes after the prompt's verify drafts; as many passes as if none were accepted.
+    """
 
     model: str
     prefix: int
     prompt_tokens: int
     new_tokens: int
     capacity: int
+    draft: int = 0
 
     @property
     def passes(self) -> list[int]:
         """Tokens of each pass: the last generated one needs none."""
-        return [self.prompt_tokens, *[1] * (self.new_tokens - 1)]
+        return [self.prompt_tokens, *[1 + self.draft] * (self.new_tokens - 1)]
 
     def save(self, folder: Path) -> None:
         (folder / _FACTS).write_text(json.dumps(asdict(self)))
@@ -78,10 +82,10 @@ def open_material(folder: Path, wanted: Facts, patience: float = 0.0) -> StoredS
     return StoredSupply(folder, patience)
 
 
-def blind_decoder(session: Session, model: Published, capacity: int, supply: Supply) -> AssistedDecoder:
+def blind_decoder(session: Session, model: Published, capacity: int, supply: Supply, appends: bool = False) -> AssistedDecoder:
     """The decoder of whoever has no weights: a client in a process of its own, and the dealer."""
     rows = model.prefix_rows
-    return AssistedDecoder(session, model.decoder, model.calibration, capacity, model.prefix, None, supply, rows)
+    return AssistedDecoder(session, model.decoder, model.calibration, capacity, model.prefix, None, supply, rows, appends)
 
 
 class AheadDealer:
@@ -106,6 +110,11 @@ class AheadDealer:
     def advance(self, count: int) -> None:
         """Deal for a pass of `count` tokens."""
         self._decoder.advance([0] * count)
+        self._lasts.append(self._supply.next - 1)
+
+    def score(self, count: int) -> None:
+        """Deal for a pass of `count` tokens whose logits are all wanted."""
+        self._decoder.score([0] * count)
         self._lasts.append(self._supply.next - 1)
 
     def roll_back(self, length: int) -> None:
@@ -159,10 +168,10 @@ def deal_generation(
     UserError where they use nothing for `patience` seconds.
     """
     dealer.set_up(facts.prompt_tokens, progress)
-    for count in progress(facts.passes, "dealing", "token"):
+    for i, count in enumerate(progress(facts.passes, "dealing", "pass")):
         if ahead is not None:
             dealer.wait(ahead, patience)
-        dealer.advance(count)
+        (dealer.score if facts.draft and i else dealer.advance)(count)
 
 
 class _FolderSupply:
@@ -228,7 +237,7 @@ class NoParties(Session):
     def run(self, program: Program, arguments: tuple, results: Any) -> None:
         """Nobody is there to run it."""
 
-    def receive_narrow(self, name: str, scale_bits: int) -> np.ndarray:
+    def receive_narrow(self, name: str, scale_bits: int, row: int | None = None) -> np.ndarray:
         return np.zeros((1, 0))
 
     def give(self, parts: Sequence[np.ndarray]) -> np.ndarray:

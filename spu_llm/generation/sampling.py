@@ -39,13 +39,16 @@ class Sampler:
             self._random.random(tokens)
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """The distribution [vocabulary] a token is drawn from, for a temperature above 0."""
+        """The distribution [vocabulary] a token is drawn from: all on the best one where that is greedy."""
         c = self._config
+        out = np.zeros(len(logits))
+        if c.temperature < _GREEDY:
+            out[logits.argmax()] = 1.0
+            return out
         scaled = np.asarray(logits, np.float64) / c.temperature
         order = np.argsort(-scaled, kind="stable")[: c.top_k]
         p = np.exp(scaled[order] - scaled[order[0]])
         p /= p.sum()
         keep = np.cumsum(p) - p < c.top_p  # the token that crosses top_p is kept
-        out = np.zeros(len(scaled))
         out[order[keep]] = p[keep] / p[keep].sum()
         return out

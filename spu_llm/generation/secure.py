@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..models.cache import LayerCache, Window, cache_shape, window
-from ..models.config import DecoderConfig
+from ..models.config import DecoderConfig, Params
 from ..models.decoder import Decoder, path_name
 from ..models.narrow import NarrowDecoder
 from ..models.plain import prefix_cache
@@ -50,15 +50,16 @@ class SecureDecoder:
         self._cache = [LayerCache(f"cache.{i}.keys", f"cache.{i}.values") for i in range(decoder.config.layers)]
         self._prefix = list(prefix)
 
-    def set_up(self, prompt_tokens: int = 1, progress: Progress = silent) -> None:
+    def set_up(self, prompt_tokens: int = 1, progress: Progress = silent, scored: Collection[int] = ()) -> None:
         """Share weights and prefix rows, and open the masked weights once, so that later passes send nothing for them.
 
-        Programs for a prompt of `prompt_tokens` are compiled too; other lengths compile when they come.
+        Programs for a prompt of `prompt_tokens`, and for passes of `scored` tokens whose logits are wanted, are compiled too; other
+        lengths compile when they come.
         """
         with self.session.phase("setup"):
             self._share_weights(progress)
             self._share_cache(progress)
-            self._warm_up(prompt_tokens, progress)
+            self._warm_up(prompt_tokens, progress, scored)
 
     def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
         """Append the client's tokens; the client gets the logits [1 or n, vocabulary] after the last or each of them.
@@ -66,16 +67,26 @@ class SecureDecoder:
         Online cost with SEMI2K, static weights: each product opens its activations only; the ids cost
         `V/b + b*width + b` ring elements a token for b = `vocabulary_block`, the logits 4 bytes each.
         """
+        check_pass(tokens, self.decoder.config.vocabulary, self.length, self.capacity)
         count = len(tokens)
-        if not all(0 <= token < self.decoder.config.vocabulary for token in tokens) or not count:
-            raise ValueError(f"{count} tokens, which must be at least one and lie in the vocabulary")
-        if self.length + count > self.capacity:
-            raise UserError(f"{self.length + count} positions exceed the cache capacity {self.capacity}; raise generation.capacity")
         padded = self._padded(count)
         self._embed([*tokens, *[tokens[-1]] * (padded - count)])  # one whose values are usual, as narrowed functions want them
         self._layers(padded)
         self.length += count
         return self._logits(padded, range(count - 1, count) if last_only else range(count))
+
+    def score(self, tokens: Sequence[int]) -> None:
+        """Append the client's tokens in one pass; the logits after each stay secret until `row` gives one to the client."""
+        check_pass(tokens, self.decoder.config.vocabulary, self.length, self.capacity)
+        count = len(tokens)
+        self._embed(list(tokens))
+        self._layers(count)
+        self._run_logits(count, range(count))
+        self.length += count
+
+    def row(self, i: int) -> np.ndarray:
+        """Give the client the logits [vocabulary] after token i of the last `score`, each party's share narrowed: 4 bytes each."""
+        return self.session.receive_narrow("logits", self._logit_bits, i)[: self.decoder.config.vocabulary]
 
     @property
     def trust(self) -> str:
@@ -94,14 +105,18 @@ class SecureDecoder:
 
     # Set-up
 
-    def _share_weights(self, progress: Progress) -> None:
+    def _secrets(self) -> Params:
+        """What the owner shares: the network's parameters, with tables as they are looked up and multiplied."""
         config, params = self.decoder.config, self.decoder.params
         table = padded_rows(self._fixed(params["embed"]["table"]), self._block_rows)
         embed = {**params["embed"], "table": table.reshape(-1, self._block_rows * config.width)}
         secrets = {"embed": embed, "layers": self._network.params["layers"], "final": self._network.params["final"]}
         if not config.tied_head:
             secrets["head"] = {"table": self._fixed(params["head"]["table"])}
-        leaves, tree = jax.tree_util.tree_flatten_with_path(secrets)
+        return secrets
+
+    def _share_weights(self, progress: Progress) -> None:
+        leaves, tree = jax.tree_util.tree_flatten_with_path(self._secrets())
         names = [path_name(path) for path, _ in leaves]
         for name, (_, value) in zip(progress(names, "sharing weights", "tensor"), leaves, strict=True):
             self.session.share(name, value, "owner")
@@ -116,14 +131,16 @@ class SecureDecoder:
             self.session.share(names.keys, np.asarray(rows.keys), "owner")
             self.session.share(names.values, np.asarray(rows.values), "owner")
 
-    def _warm_up(self, prompt_tokens: int, progress: Progress) -> None:
+    def _warm_up(self, prompt_tokens: int, progress: Progress, scored: Collection[int]) -> None:
         """Compile what the prompt and every later token need, then run one token through: opens every masked weight."""
         kept, self.length = self.length, min(self.length, self.capacity - 1)
         prompt = self._padded(prompt_tokens)
+        sizes = {1, prompt, *scored}
         wanted: list[Callable[[], Any]] = [
-            *(partial(self._embed_program, n) for n in {1, prompt}),
-            *(partial(self._layer_program, n, self._window(n), i) for n in {1, prompt} for i in self._first_of_kind),
+            *(partial(self._embed_program, n) for n in sizes),
+            *(partial(self._layer_program, n, self._window(n), i) for n in sizes for i in self._first_of_kind),
             *(partial(self._logits_program, n, 1) for n in {1, prompt}),
+            *(partial(self._logits_program, n, n) for n in {*scored} - {1}),
         ]
         for compile_one in progress(wanted, "compiling", "program"):
             compile_one()
@@ -162,13 +179,20 @@ class SecureDecoder:
             self.session.run(program, (self._params["layers"][i], "x", kept, names), ("x", kept))
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
-        """The output layer for some of n positions."""
+        self._run_logits(n, rows)
+        return self.session.receive_narrow("logits", self._logit_bits)[:, : self.decoder.config.vocabulary]
+
+    @property
+    def _logit_bits(self) -> int:
+        """Fraction bits of the secret logits: their product is not truncated."""
+        return 2 * self.session.protocol.fraction_bits
+
+    def _run_logits(self, n: int, rows: range) -> None:
+        """The output layer for some of n positions: the secret variable `logits`."""
         part = "embed" if self.decoder.config.tied_head else "head"
         self.session.publish("first", np.int32(rows[0]))
         program = self._logits_program(n, len(rows))
         self.session.run(program, (self._params["final"], self._params[part]["table"], "x", "first"), "logits")
-        scale = 2 * self.session.protocol.fraction_bits
-        return self.session.receive_narrow("logits", scale)[:, : self.decoder.config.vocabulary]
 
     # Programs
 
@@ -220,6 +244,14 @@ class SecureDecoder:
     def _fixed(self, table: np.ndarray) -> np.ndarray:
         """A table as ring integers: an integer product finds its opened static operand only in an integer variable."""
         return np.round(table.astype(np.float64) * 2.0**self.session.protocol.fraction_bits).astype(np.int64)
+
+
+def check_pass(tokens: Sequence[int], vocabulary: int, taken: int, capacity: int) -> None:
+    """Raise for tokens that are not in the vocabulary (ValueError) or do not fit a cache with `taken` rows taken (UserError)."""
+    if not all(0 <= token < vocabulary for token in tokens) or not tokens:
+        raise ValueError(f"{len(tokens)} tokens, which must be at least one and lie in the vocabulary")
+    if taken + len(tokens) > capacity:
+        raise UserError(f"{taken + len(tokens)} positions exceed the cache capacity {capacity}; raise generation.capacity")
 
 
 def vocabulary_block(decoder: Decoder, protocol: ProtocolConfig) -> int:

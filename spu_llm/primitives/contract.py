@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +19,8 @@ from .base import define
 from .dealing import Dealing, Request, Value
 from .fixed import Fixed, dropped
 from .stock import shifted
+
+_PIECE = 1 << 18  # words of a matrix that are multiplied at a time: 2 MB
 
 
 def contract(subscripts: str, x: Fixed, y: Fixed, x_bits: int | None = None, y_bits: int | None = None) -> Fixed:
@@ -63,9 +66,21 @@ def integer_einsum(subscripts: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _einsum(subscripts: str, x: Any, y: Any) -> Any:
-    """einsum as SPU does it fastest: where nothing is summed a plain product, since einsum would loop over every element."""
+    """einsum as SPU does it fastest.
+
+    Where nothing is summed a plain product, since einsum would loop over every element. Where a matrix is larger than a processor's
+    cache and meets several rows, piece by piece of its outputs: SPU's product lays out the whole of it anew otherwise.
+    """
     left, right, out = subscripts.replace("->", ",").split(",")
-    return x * y if left == right == out else jnp.einsum(subscripts, x, y)
+    if left == right == out:
+        return x * y
+    own = [letter for letter in right if letter in out and letter not in left]
+    if y.size <= _PIECE or x.shape[0] == 1 or len(own) != 1 or out[-1:] != own[0] or len(right) != 2:
+        return jnp.einsum(subscripts, x, y)
+    axis = right.index(own[0])
+    step = max(1, _PIECE * y.shape[axis] // y.size)
+    pieces = [jax.lax.slice_in_dim(y, at, min(at + step, y.shape[axis]), axis=axis) for at in range(0, y.shape[axis], step)]
+    return jnp.concatenate([jnp.einsum(subscripts, x, piece) for piece in pieces], -1)
 
 
 def _batch(args: tuple, axes: tuple, *, subscripts: str, **params: Any) -> tuple[Any, int]:

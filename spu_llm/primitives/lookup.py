@@ -93,16 +93,18 @@ def _from_spread(table: Table, spread: Any, segment: Any, place: Any) -> Any:
     """
     k, words = table.segments, table.degree + 1
     doubled = jnp.asarray(np.tile(table.coefficients[::-1].T, (1, 2)))
-    origin = jnp.zeros((), segment.dtype)
-    totals = []
-    for s, t, share in zip(segment.reshape(-1), place.reshape(-1), spread.reshape(-1, k * words), strict=True):
-        a = jax.lax.dynamic_slice(doubled, (origin, k - 1 - s), (words, k))
-        powers = [jnp.full_like(t, 1 << table.place_bits), t]
-        for _ in range(2, words):
-            powers.append(jnp.right_shift(powers[-1] * t, table.place_bits))
-        turned = [sum(comb(p, q) * a[p] * powers[p - q] for p in range(q, words)) for q in range(words)]
-        totals.append(share.reshape(1, -1) @ jnp.stack(turned, axis=-1).reshape(-1, 1))  # a product is faster than a sum
-    return jnp.concatenate(totals).reshape(segment.shape)
+    starts = (k - 1 - segment.reshape(-1)).astype(jnp.uint32)  # unsigned, or JAX would ask of each whether it counts from the end
+    products = [  # a product is faster than a sum, and comes before powers of the place, which it leaves few numbers to take
+        jax.lax.dynamic_slice(doubled, (jnp.uint32(0), start), (words, k)) @ share
+        for start, share in zip(starts, spread.reshape(-1, k, words), strict=True)
+    ]
+    sums = jnp.concatenate(products).reshape(-1, words, words)  # [n, p, q]
+    t = place.reshape(-1)
+    powers = [jnp.full_like(t, 1 << table.place_bits), t]
+    for _ in range(2, words):
+        powers.append(jnp.right_shift(powers[-1] * t, table.place_bits))
+    parts = [comb(p, q) * sums[:, p, q] * powers[p - q] for p in range(words) for q in range(p + 1)]
+    return sum(parts[1:], parts[0]).reshape(segment.shape)
 
 
 lookup_p = define("lookup", _plain, _stock, _dealer)

@@ -54,13 +54,17 @@ class OperandSlot:
 
 @dataclass(frozen=True)
 class OperandName:
-    """A masked operand in a session: its opened value and the shares that go with it are variables derived from `name`."""
+    """A masked operand in a session: its opened value and the shares that go with it are variables derived from `name`.
+
+    turned: its shares in the other layout (see `Assisted.turn`).
+    """
 
     name: str
+    turned: bool = False
 
     @property
     def variables(self) -> tuple[str, str]:
-        return f"{self.name}.opened", f"{self.name}.share"
+        return f"{self.name}.opened", f"{self.name}.{'turned' if self.turned else 'share'}"
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,13 @@ class Assisted:
         share = own.T if transposed else own
         self.session.place_made(hidden, lambda party: share if party.rank == rank else np.zeros_like(share))
         return operand
+
+    def turn(self, operand: OperandName, value: np.ndarray, owner: str) -> OperandName:
+        """The same operand, whose `value` never changes, with transposed shares beside those it has, for other products."""
+        rank, turned = self.session.roles.index(owner), OperandName(operand.name, turned=True)
+        share = value.T
+        self.session.place_made(turned.variables[1], lambda party: share if party.rank == rank else np.zeros_like(share))
+        return turned
 
     def compile(self, name: str, function: Callable, arguments: tuple, keeps: tuple[OperandSlot | None, ...]) -> DealtProgram:
         """Compile a function of primitives for a tree of `Slot`s and `OperandSlot`s, material first.

@@ -172,9 +172,13 @@ class EmulatedSession(Session):
     def receive(self, name: str) -> np.ndarray:
         return self._variables[name]
 
-    def receive_narrow(self, name: str, scale_bits: int) -> np.ndarray:
+    def broadcast(self, data: bytes, role: str) -> bytes:
+        return data
+
+    def receive_narrow(self, name: str, scale_bits: int, row: int | None = None) -> np.ndarray:
         """As between parties whose shares are random: each cuts its own, so the last of the 16 bits may be one short."""
         value, shift = self._variables[name], scale_bits - shares.NARROW_BITS
+        value = value if row is None else value[row]
         first = self._cut_shares.integers(-(1 << 63), 1 << 63, value.shape, np.int64)
         return shares.join_words([(part >> shift).astype(np.uint32) for part in (first, value - first)], value.shape)
 

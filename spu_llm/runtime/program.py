@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import numpy as np
 from jax.experimental import enable_x64
 from spu import libspu
 from spu.utils import frontend
+
+_SMALL = 1 << 25  # elements of all inputs; what is made of them in between has about the same size
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ def compile_program(function: Callable, arguments: tuple, name: str) -> Program:
 
     options = libspu.CompilerOptions()
     options.enable_optimize_denominator_with_broadcast = True  # one reciprocal a row, not one an element
+    # reading its code takes a third of a small program's time, and half of the code frees what lies there for a moment only
+    options.disable_deallocation_insertion = sum(prod(slot.shape) for slot in slots) < _SMALL
     with enable_x64():
         executable, out = frontend.compile(
             frontend.Kind.JAX,

@@ -181,6 +181,12 @@ class Session:
 
         self._each(work)
 
+    def broadcast(self, data: bytes, role: str) -> bytes:
+        """Give what `role` says, which is not secret, to every party: one message to each other party."""
+        origin, others = self._rank(role), self.protocol.world_size - 1
+        self._each(lambda party: party.count(others * len(data), others) if party.rank == origin else None)
+        return data
+
     def meet(self) -> None:
         """Wait until every party has done what it was given so far: threads of one process have."""
 
@@ -264,8 +270,8 @@ class Session:
 
         return self._each(work)[0]
 
-    def receive_narrow(self, name: str, scale_bits: int) -> np.ndarray:
-        """Give an integer variable of `scale_bits` fraction bits to the client alone, rounded down to 2^-16.
+    def receive_narrow(self, name: str, scale_bits: int, row: int | None = None) -> np.ndarray:
+        """Give an integer variable of `scale_bits` fraction bits, or one row of it, to the client alone, rounded down to 2^-16.
 
         Only the 32 bits that matter of each summand are sent (see `shares.narrow_words`): 4 bytes an element. Zeros where the
         client is not.
@@ -273,14 +279,16 @@ class Session:
 
         def work(party: Party) -> np.ndarray:
             share = party.runtime.get_var(name)
-            words = shares.narrow_words(share, party.rank, scale_bits)
+            words, shape = shares.narrow_words(share, party.rank, scale_bits), shares.shape_of(share)
+            if row is not None:
+                words, shape = [word.reshape(shape[0], -1)[row] for word in words], shape[1:]
             if party.rank:
                 party.send(0, b"".join(word.tobytes() for word in words))
-                return np.zeros(shares.shape_of(share))
+                return np.zeros(shape)
             for rank in range(1, self.protocol.world_size):
                 data = np.frombuffer(party.receive(rank), np.uint32)
                 words += [data] if len(data) else []
-            return shares.join_words(words, shares.shape_of(share))
+            return shares.join_words(words, shape)
 
         return self._each(work)[0]
 

@@ -182,6 +182,11 @@ class _KeptOperands(Assisted):
         self.operands[name] = value, transposed, grows
         return OperandName(name)
 
+    def turn(self, operand: OperandName, value: np.ndarray, owner: str) -> OperandName:
+        turned = OperandName(operand.name, turned=True)
+        self.operands[turned.variables[1]] = value, True, False
+        return turned
+
 
 def narrow(io_info: Any, *chunks: bytes) -> list[np.ndarray]:
     """What a party gives of its share of the logits: 4 bytes an element (see `shares.narrow_words`)."""

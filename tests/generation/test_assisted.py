@@ -14,6 +14,7 @@ from spu_llm.bench.layer import LayerShape
 from spu_llm.errors import UserError
 from spu_llm.generation import AssistedDecoder
 from spu_llm.generation import assisted as module
+from spu_llm.generation.cache_rows import CacheRows
 from spu_llm.generation.secure import fitting_window
 from spu_llm.models import PlainDecoder, load_checkpoint
 from spu_llm.models.calibration import calibrate
@@ -33,10 +34,10 @@ def calibrated(decoder):
     return calibrate(decoder, texts, PREFIX)
 
 
-def both(decoder, calibration=None, capacity=20, ring="FM64"):
+def both(decoder, calibration=None, capacity=20, ring="FM64", appends=False):
     """A session with an assisted decoder set up in it, and the plaintext decoder at the same position."""
     session = Session(ProtocolConfig(ring=ring))
-    assisted = AssistedDecoder(session, decoder, calibration or calibrated(decoder), capacity, PREFIX)
+    assisted = AssistedDecoder(session, decoder, calibration or calibrated(decoder), capacity, PREFIX, appends=appends)
     assisted.set_up()
     plain = PlainDecoder(decoder, capacity)
     plain.advance(PREFIX)
@@ -117,6 +118,47 @@ def test_a_prompt_in_passes(tmp_path, monkeypatch):
     assert session.phases["prompt"].messages == 3 * (4 + layers) + 6  # each pass embeds and runs layers, the last gives logits
 
 
+@pytest.mark.parametrize(("config", "appends"), [(LLAMA, False), (LLAMA, True), (GPT2, True)])
+def test_a_pass_whose_logits_are_given_row_by_row(config, appends, tmp_path):
+    """As `advance` gives them at once; what is rolled back leaves no trace, whether its rows are written again or not."""
+    decoder = loaded(config | {"num_hidden_layers": 1, "n_layer": 1}, tmp_path)
+    session, assisted, plain = both(decoder, appends=appends)
+    with session:
+        assisted.advance(PROMPT)
+        plain.advance(PROMPT)
+        for tokens, kept in (([3, 50, 9], 1), ([50, 4, 4], 3), ([1], 1)):
+            assisted.score(tokens)
+            want = plain.advance(tokens)
+            with session.phase("rows") as phase:
+                assert max(np.abs(assisted.row(i) - want[i]).max() for i in range(kept)) < ERROR
+            assert phase.messages == kept
+            session.phases.pop("rows")
+            plain.length += kept - len(tokens)
+            assisted.roll_back(plain.length)
+        assert assisted.rows.written == (14 if appends else 12)
+        with pytest.raises(UserError, match="capacity"):
+            assisted.score([1] * 20)
+
+
+@given(st.data())
+def test_rows_of_a_cache(data):
+    """Every position held is seen by what comes after it, once; nothing else is."""
+    appends, prefix = data.draw(st.booleans()), data.draw(st.integers(0, 3))
+    rows, made = CacheRows(prefix, appends), prefix
+    for _ in range(data.draw(st.integers(0, 6))):
+        count = data.draw(st.integers(1, 4))
+        assert rows.written == (made if appends else rows.length)
+        width = rows.written + count + data.draw(st.integers(0, 3))
+        seen = rows.seen(count, width)
+        assert seen.sum(1).tolist() == list(range(rows.length + 1, rows.length + count + 1))
+        where = rows.rows_of(range(rows.length + count), count)
+        assert seen[-1, where].all() and where[rows.length :].tolist() == list(range(rows.written, rows.written + count))
+        rows.append(count)
+        made += count
+        rows.take_back(data.draw(st.integers(prefix, rows.length)))
+        assert rows.length >= prefix
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     start=st.integers(0, 300), count=st.integers(1, 300), most=st.sampled_from([1, 7, 64]), scores=st.sampled_from([1, 1000, 9000]),
@@ -124,7 +166,7 @@ def test_a_prompt_in_passes(tmp_path, monkeypatch):
 def test_passes_fit_memory(start, count, most, scores):
     """No pass of more than `most` tokens, or of more scores than fit unless it is one token's; smaller only for that."""
     config = LayerShape("gpt2", 16, 4, 4, 16, 599).config()
-    decoder = SimpleNamespace(decoder=SimpleNamespace(config=config), length=start, capacity=600)
+    decoder = SimpleNamespace(decoder=SimpleNamespace(config=config), rows=CacheRows(start), capacity=600)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PASS", most)
         patch.setattr(module, "_SCORES", scores)
