@@ -19,14 +19,16 @@ from .cli_certificates import certificates_command
 from .cli_deal import deal_command
 from .cli_network import network_command
 from .cli_party import dealer_command, party_command, stream
+from .cli_passes import passes_command
 from .cli_plan import plan_table_command
 from .cli_prompt import keys_command, prompt_command, tables_command
+from .cli_sampling import sampling_command
 from .cli_soal import prepare_group
 from .errors import UserError
 from .experiment.files import write_whole
 from .experiment.report import render_report
 from .experiment.runner import measure, run_experiment
-from .experiment.schema import CONFIGS, build_experiment, load_experiment, load_model
+from .experiment.schema import CONFIGS, DISCLOSURES, build_experiment, load_experiment, load_model
 from .models import load_checkpoint
 from .models.decoder import FAMILIES
 from .progress import Progress, bar, silent
@@ -100,6 +102,9 @@ def fetch(model: str) -> None:
 @click.option("--top-k", type=int, help="Draw from the k best tokens only.")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the least set of tokens of this mass.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the client's draws.")
+@click.option("--draft", help="Draft by this public model (name or YAML) or by `lookup`, and verify in one pass (POST).")
+@click.option("--draft-length", default="auto", show_default=True, help="Drafted tokens a pass, or auto.")
+@click.option("--disclosure", default="distribution", show_default=True, type=click.Choice(DISCLOSURES), help="What a pass opens.")
 @_quiet
 def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     """Generate text privately, streaming it to standard output; the cost goes to standard error.
@@ -108,6 +113,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     Examples:
       spu-llm generate --prompt "The capital of France is" --tokens 8
       spu-llm generate --prompt "Once upon a time" --temperature 0.8 --top-p 0.9 --seed 7 --network wan
+      spu-llm generate --prompt "One, two, three, one, two," --draft lookup --network wan
     """
     raw = {
         "model": options["model"],
@@ -123,6 +129,13 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
             "sampling": {key: options[key] for key in ("temperature", "top_k", "top_p", "seed")},
         },
     }
+    if options["draft"] is not None:
+        length = options["draft_length"]
+        raw["decoding"] = {
+            "draft_model": options["draft"],
+            "draft_length": int(length) if length.isdecimal() else length,
+            "disclosure": options["disclosure"],
+        }
     experiment, _ = build_experiment(raw, CONFIGS, "command line")
     metrics = measure(experiment, _progress(quiet), stream)
     click.echo()
@@ -173,6 +186,8 @@ bench.add_command(prompt_command)
 bench.add_command(keys_command)
 bench.add_command(tables_command)
 bench.add_command(network_command)
+bench.add_command(passes_command)
+bench.add_command(sampling_command)
 
 
 @bench.command()
@@ -332,6 +347,13 @@ def _summary(metrics: dict[str, Any]) -> str:
         f"{compute}; one party sends {megabytes:.1f} MB in {messages:.0f} messages a token",
         f"{accuracy['top1_agreement']:.0%} of tokens as in plaintext, largest logit error {accuracy['max_logit_error']:.4f}",
     ]
+    if "post" in metrics:
+        post = metrics["post"]
+        rate = post["acceptance_rate"]
+        accepted = "no draft" if rate is None else f"{rate:.0%} of drafted tokens accepted"
+        lines.append(
+            f"{post['tokens_per_round']:.2f} tokens a pass, {accepted}, sampling takes {post['sampling_share']:.0%} of the time"
+        )
     if metrics.get("speedup"):
         lines.append(f"{metrics['speedup']:.2f}x the baseline's decoding speed")
     if accuracy["max_logit_error"] > _SUSPECT * accuracy["max_logit"]:

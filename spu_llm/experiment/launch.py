@@ -65,7 +65,7 @@ def measure_apart(
         metrics["ranges"] = others["owner"]["ranges"]
         metrics["network"] |= measured | place.carried()
     decoder = load_checkpoint(experiment.model.locate()).decoder
-    metrics["accuracy"] = accuracy(decoder, [*experiment.prefix, *prompt], metrics["tokens"], logits)
+    metrics["accuracy"] = accuracy(decoder, [*experiment.prefix, *prompt], metrics["tokens"], list(logits))
     return metrics
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ..generation import AssistedDecoder, SecureDecoder, Step
 from ..models import Decoder, PlainDecoder
 from ..models.plan_check import RangeReport
+from ..network import NetworkProfile
 from ..runtime import Phase
 from ..runtime.assisted import offline
 from .schema import Experiment
@@ -38,9 +39,7 @@ def collect(
     passes = max(1, len(steps) - 1)
 
     def seconds(phase: Phase) -> float:
-        if mode in ("link", "measured"):
-            return phase.seconds
-        return network.seconds(phase.seconds, phase.messages, phase.bytes)
+        return seconds_on(network, phase, mode)
 
     def cost(phase: Phase) -> dict[str, Any]:
         return {"seconds": seconds(phase), "compute_seconds": phase.seconds, "bytes": phase.bytes, "messages": phase.messages}
@@ -84,15 +83,24 @@ def collect(
     }
 
 
+def seconds_on(network: NetworkProfile, phase: Phase, mode: str | None = None) -> float:
+    """Of a phase on the network; where that was there, as the `mode` says, they are what was measured."""
+    if (mode or network.mode) in ("link", "measured"):
+        return phase.seconds
+    return network.seconds(phase.seconds, phase.messages, phase.bytes)
+
+
 def ranges_of(report: RangeReport | None) -> dict[str, Any] | None:
     """How the plugin's tables and truncations fared on the calibration text; stock SPU has no such bounds."""
     return None if report is None else {**asdict(report), "outside_share_at_most": report.bound}
 
 
-def accuracy(decoder: Decoder, before: Sequence[int], tokens: Sequence[int], secure: np.ndarray) -> dict[str, Any]:
-    """Compare logits [tokens, vocabulary], from which `tokens` were drawn after `before`, with plaintext float32 decoding."""
+def accuracy(decoder: Decoder, before: Sequence[int], tokens: Sequence[int], logits: Sequence[np.ndarray | None]) -> dict[str, Any]:
+    """Compare the logits that the client got, after `before` and each of `tokens` but the last, with plaintext float32 decoding."""
     fed = [*before, *tokens[:-1]]
-    plain = PlainDecoder(decoder, len(fed)).advance(fed)[-len(tokens) :]
+    known = [i for i, row in enumerate(logits) if row is not None]
+    plain = PlainDecoder(decoder, len(fed)).advance(fed)[-len(tokens) :][known]
+    secure = np.stack([row for row in logits if row is not None])
     assert plain.shape == secure.shape
     return {
         "max_logit_error": float(np.abs(plain - secure).max()),

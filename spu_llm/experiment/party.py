@@ -28,12 +28,14 @@ from ..models.calibration import Calibration
 from ..models.checkpoint import load_tokenizer
 from ..models.plan_check import RangeReport
 from ..models.published import Published, publish
+from ..post.generate import follow
 from ..progress import Progress, silent
 from ..runtime import ProtocolConfig
 from ..runtime.beaver import settings
 from ..runtime.remote import Peers, RemoteSession
 from ..runtime.service import Limits, MaterialPuller, Wanted
 from ..runtime.supply import StoredSupply
+from .decoding import client_decoder, follower_disclosure, post_metrics, post_phases
 from .files import make_folder, write_whole
 from .journal import Journal
 from .metrics import collect, peak_memory, ranges_of
@@ -79,16 +81,23 @@ def run_client(
         model = Published.from_json(session.broadcast(b"", "owner"))
         check_tokens(experiment.model.name, model.config, [*model.prefix, *prompt])
         with _decoder(experiment, session, model, opening, out, None) as decoder:
-            decoder.set_up(len(before), progress)
+            post = None if experiment.decoding is None else client_decoder(decoder, experiment, tokenizer, mode)
+            decoder.set_up(len(before), progress, _scored(experiment))
             announced, ends = _Announced(session, decoder), model.config.end_tokens
-            found = generate(announced, before, count - resumed, sampler, ends, session.phase)
+            if post is None:
+                found = generate(announced, before, count - resumed, sampler, ends, session.phase)
+            else:
+                found = post.generate(before, count - resumed, ends, model.prefix)
             for _, step in zip(progress(range(count - resumed), "generating", "token"), found, strict=False):
                 journal.add(step, last=step.token in ends or len(journal.tokens) + 1 == count)
                 stream(text.push(step.token))
             stream(text.finish())
             session.broadcast(b"0", "client")
         session.gather_costs()
-        metrics = collect(experiment, decoder, session.phases, before, journal.steps()[resumed:], mode)
+        phases = session.phases if post is None else post_phases(experiment, session.phases)
+        metrics = collect(experiment, decoder, phases, before, journal.steps()[resumed:], mode)
+        if post is not None:
+            metrics["post"] = post_metrics(experiment, session.phases, post.rounds, mode)
     metrics |= {"text": text.text, "tokens": journal.tokens, "resumed_at": resumed, "peak_rss_bytes": peak_memory()}
     write_whole(out / _METRICS, json.dumps(metrics, indent=1), private=True)
     return metrics
@@ -114,18 +123,31 @@ def run_follower(experiment: Experiment, role: str, out: Path, progress: Progres
         opening = json.loads(session.broadcast(b"", "client"))
         model = Published.from_json(session.broadcast(own, "owner"))
         with _decoder(experiment, session, model, opening, out, owned) as decoder:
-            decoder.set_up(opening["prompt_tokens"], progress)
-            phase = "prefill"
-            while True:
-                with session.phase(phase):
-                    count = int(session.broadcast(b"", "client"))
-                    if count == 0:
-                        break
-                    decoder.advance([0] * count)
-                phase = "decode"
+            decoder.set_up(opening["prompt_tokens"], progress, _scored(experiment))
+            if experiment.decoding is None:
+                _follow(session, decoder)
+            else:
+                follow(decoder, follower_disclosure(decoder, experiment))
         session.gather_costs()
     facts = {"peak_rss_bytes": peak_memory(), "ranges": None if owned is None else ranges_of(owned.ranges)}
     write_whole(out / f"{role}.json", json.dumps(facts))
+
+
+def _follow(session: RemoteSession, decoder: Decoder) -> None:
+    """Token by token, until the client is done."""
+    phase = "prefill"
+    while True:
+        with session.phase(phase):
+            count = int(session.broadcast(b"", "client"))
+            if count == 0:
+                return
+            decoder.advance([0] * count)
+        phase = "decode"
+
+
+def _scored(experiment: Experiment) -> list[int]:
+    """Tokens of the passes that verify drafts."""
+    return [] if experiment.decoding is None else [1 + size for size in experiment.decoding.sizes]
 
 
 @dataclass(frozen=True)
@@ -188,7 +210,7 @@ def _decoder(
     """This party's decoder, with material on its way to it. `owned`: None where the weights are another's."""
     new_tokens, prompt_tokens = opening["new_tokens"], opening["prompt_tokens"]
     done = experiment.generation.new_tokens - new_tokens
-    capacity = cache_capacity(experiment.generation, model.config, len(model.prefix), prompt_tokens - done)
+    capacity = cache_capacity(experiment, model.config, len(model.prefix), prompt_tokens - done)
     if experiment.ops == "stock":
         decoder = model.decoder if owned is None else owned.checkpoint.decoder
         yield SecureDecoder(session, decoder, capacity, model.prefix)
@@ -196,7 +218,8 @@ def _decoder(
     parties, role = _parties(experiment), session.roles[session.rank]
     if parties.dealer is None:
         raise UserError("parties.dealer is missing: ops plugin needs the address of `spu-llm dealer`")
-    facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity)
+    draft = 0 if experiment.decoding is None else experiment.decoding.longest
+    facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity, draft)
     wanted = Wanted(opening["session"], json.dumps({"model": model.to_json().decode(), "facts": asdict(facts)}).encode())
     limits = Limits(parties.patience, _HOLD_ALL) if parties.prefetch else Limits(parties.patience)
     shutil.rmtree(out / _MATERIAL, ignore_errors=True)  # of a generation that broke off, and of no use
@@ -206,10 +229,11 @@ def _decoder(
             puller.wait()
         supply = StoredSupply(folder, _PATIENCE, (session.rank,), puller.check)
         if owned is None or owned.calibration is None:
-            yield blind_decoder(session, model, capacity, supply)
+            yield blind_decoder(session, model, capacity, supply, draft > 0)
         else:
             decoder, rows = owned.checkpoint.decoder, None if experiment.soal is None else prepared_file(experiment).prefix_rows
-            yield AssistedDecoder(session, decoder, owned.calibration, capacity, model.prefix, owned.ranges, supply, rows)
+            given = owned.calibration, capacity, model.prefix, owned.ranges, supply, rows, draft > 0
+            yield AssistedDecoder(session, decoder, *given)
     shutil.rmtree(folder)
 
 
@@ -226,6 +250,7 @@ def _agreement(experiment: Experiment) -> dict[str, Any]:
         "new_tokens": wanted.new_tokens,
         "capacity": wanted.capacity,
         "use_prefix": wanted.use_prefix,
+        "decoding": _verification(experiment),
     }
 
 
@@ -235,6 +260,11 @@ def _protocol(protocol: ProtocolConfig) -> dict[str, Any]:
     if protocol.beaver is not None:
         found["beaver"]["public_key"] = settings(protocol.beaver)["ttp_beaver_config"]["server_public_key"]
     return found
+
+
+def _verification(experiment: Experiment) -> list[Any] | None:
+    """What all parties have to know of POST: how long drafts may be, and what is opened."""
+    return None if experiment.decoding is None else [experiment.decoding.draft_length, experiment.decoding.disclosure]
 
 
 def _code_digest() -> str:

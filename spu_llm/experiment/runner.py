@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..models.tokenizer import Tokenizer
 from ..progress import Progress, silent
 from ..runtime import Session
 from ..runtime.workspace import workspace
+from .decoding import post_decoder, post_metrics, post_phases, target_model
 from .files import make_folder, write_whole
 from .launch import measure_apart
 from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
@@ -66,20 +68,27 @@ def measure(
     checkpoint, tokenizer, prompt, capacity = _prepare(experiment)
     text, steps = TextStream(tokenizer), []
     with Session(experiment.protocol) as session:
-        secure = _decoder(session, experiment, checkpoint, capacity, len(prompt), progress)
-        secure.set_up(len(prompt), progress)
-        sampler = Sampler(experiment.generation.sampling)
-        count = experiment.generation.new_tokens
-        found = generate(secure, prompt, count, sampler, checkpoint.decoder.config.end_tokens, session.phase)
+        target = target_model(experiment, checkpoint, progress)
+        served = replace(checkpoint, decoder=target.decoder)
+        secure = _decoder(session, experiment, served, capacity, len(prompt), progress)
+        post = None if experiment.decoding is None else post_decoder(secure, experiment, target, tokenizer)
+        secure.set_up(len(prompt), progress, () if post is None else [1 + size for size in post.lengths.sizes])
+        count, ends = experiment.generation.new_tokens, checkpoint.decoder.config.end_tokens
+        if post is None:
+            found = generate(secure, prompt, count, Sampler(experiment.generation.sampling), ends, session.phase)
+        else:
+            found = post.generate(prompt, count, ends, experiment.prefix)
         for _, step in zip(progress(range(count), "generating", "token"), found, strict=False):
             steps.append(step)
             stream(text.push(step.token))
         stream(text.finish())
         phases = dict(session.phases)
-    metrics = collect(experiment, secure, phases, prompt, steps)
+    metrics = collect(experiment, secure, phases if post is None else post_phases(experiment, phases), prompt, steps)
+    if post is not None:
+        metrics["post"] = post_metrics(experiment, phases, post.rounds)
     metrics["text"] = text.text
-    before, logits = [*experiment.prefix, *prompt], np.stack([step.logits for step in steps])
-    metrics["accuracy"] = accuracy(checkpoint.decoder, before, [step.token for step in steps], logits)
+    before, tokens = [*experiment.prefix, *prompt], [step.token for step in steps]
+    metrics["accuracy"] = accuracy(target.decoder, before, tokens, [step.logits for step in steps])
     metrics["peak_rss_bytes"] = peak_memory()
     return metrics
 
@@ -87,19 +96,20 @@ def measure(
 def _decoder(
     session: Session, experiment: Experiment, checkpoint: Checkpoint, capacity: int, prompt_tokens: int, progress: Progress
 ) -> SecureDecoder | AssistedDecoder:
+    decoder = checkpoint.decoder
     if experiment.ops == "stock":
-        return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix)
+        return SecureDecoder(session, decoder, capacity, experiment.prefix)
     calibration, ranges = measured(experiment, checkpoint, progress)
     if experiment.ops == "generic":
-        narrow = narrow_decoder(checkpoint.decoder, calibration, capacity, len(experiment.prefix))
-        return SecureDecoder(session, checkpoint.decoder, capacity, experiment.prefix, narrow)
+        narrow = narrow_decoder(decoder, calibration, capacity, len(experiment.prefix))
+        return SecureDecoder(session, decoder, capacity, experiment.prefix, narrow)
     supply = None
     if experiment.material is not None:
         new_tokens = experiment.generation.new_tokens
         facts = Facts(experiment.model.name, len(experiment.prefix), prompt_tokens, new_tokens, capacity)
         supply = open_material(experiment.material, facts, _PATIENCE)
     rows = None if experiment.soal is None else prepared_file(experiment).prefix_rows
-    return AssistedDecoder(session, checkpoint.decoder, calibration, capacity, experiment.prefix, ranges, supply, rows)
+    return AssistedDecoder(session, decoder, calibration, capacity, experiment.prefix, ranges, supply, rows)
 
 
 def _resumed(experiment: Experiment, out: Path, name: str, progress: Progress, stream: Callable[[str], None]) -> dict[str, Any]:
@@ -139,7 +149,7 @@ def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], 
     tokenizer = need_tokenizer(checkpoint.tokenizer, experiment)
     prompt = encode_prompt(experiment, tokenizer)
     check_tokens(experiment.model.name, checkpoint.decoder.config, [*experiment.prefix, *prompt])
-    capacity = cache_capacity(experiment.generation, checkpoint.decoder.config, len(experiment.prefix), len(prompt))
+    capacity = cache_capacity(experiment, checkpoint.decoder.config, len(experiment.prefix), len(prompt))
     if experiment.soal is not None:
         prepared_file(experiment)
     _check_disk(experiment, checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -13,11 +13,16 @@ from ..generation import SamplingConfig
 from ..models.source import ModelConfig
 from ..network import NetworkProfile
 from ..network.certificates import Identity
+from ..post.draft_length import DRAFT_LENGTHS
 from ..runtime import ProtocolConfig
 from ..soal.prepared import read_prefix
 
 _NARROW_BITS = 18
 _ADDRESS = r"^\S+:\d+$"
+_LONGEST_DRAFT = 64  # at which no draft is accepted whole
+
+Disclosure = Literal["distribution", "flags", "all-flags"]
+DISCLOSURES = get_args(Disclosure)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 """The configurations that come with the project; a config elsewhere may have folders of its own beside it."""
@@ -36,6 +41,34 @@ class GenerationConfig(BaseModel):
     capacity: int | None = Field(default=None, ge=2)
     use_prefix: bool = True
     sampling: SamplingConfig = SamplingConfig()
+
+
+class DecodingConfig(BaseModel):
+    """How tokens are made, if not one by one: drafted by the client in the clear and verified in one secure pass (POST).
+
+    draft_model: a model's name or YAML, public to the client and with the target's tokenizer; or `lookup`, which repeats what the
+    text has said before. draft_length: drafted tokens a pass. disclosure: what the client gets of a pass, see docs/leakage.md.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["post"] = "post"
+    draft_model: ModelConfig | Literal["lookup"] = "lookup"
+    draft_length: Annotated[int, Field(ge=1, le=_LONGEST_DRAFT)] | Literal["auto"] = "auto"
+    disclosure: Disclosure = "distribution"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of the drafts there may be: those to choose from, or the wanted one, and halves where a draft may fall short."""
+        if self.draft_length == "auto":
+            return DRAFT_LENGTHS
+        halves = self.draft_length.bit_length() if self.draft_model == "lookup" else 1
+        return tuple(self.draft_length >> i for i in range(halves))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest draft, for which the cache must have room behind the text."""
+        return max(self.sizes)
 
 
 class PartiesConfig(BaseModel):
@@ -79,6 +112,7 @@ class Experiment(BaseModel):
     protocol: ProtocolConfig = ProtocolConfig()
     network: NetworkProfile
     generation: GenerationConfig
+    decoding: DecodingConfig | None = None
     material: Path | None = None
     soal: Path | None = None
     processes: bool = False
@@ -99,6 +133,18 @@ class Experiment(BaseModel):
             raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
         if self.soal is not None and self.ops != "stock" and not self.generation.use_prefix:
             raise ValueError("soal's ranges hold after its prefix only; leave it out or set generation.use_prefix: true")
+        if self.decoding is not None and self.material is not None:
+            raise ValueError("material dealt ahead is for passes of one token, not for drafts; leave material or decoding out")
+        if self.decoding is not None and self.apart and self.decoding.disclosure != "distribution":
+            raise ValueError(
+                f"disclosure {self.decoding.disclosure} runs with the parties as threads only; set decoding.disclosure: "
+                "distribution, or processes: false and a network of mode model"
+            )
+        if self.decoding is not None and self.apart and self.ops == "plugin" and len(self.decoding.sizes) > 1:
+            raise ValueError(
+                "processes have material dealt ahead, for passes of one size: draft with a model, and set decoding.draft_length to "
+                "a number"
+            )
         if self.apart and self.ops == "generic":
             raise ValueError("ops generic runs with the parties as threads only; set ops: plugin or stock, or processes: false")
         if self.apart and self.material is not None:
@@ -152,6 +198,11 @@ def load_model(name: str, folder: Path = CONFIGS) -> ModelConfig:
         raise UserError(_first_line(error, f"model {name}", ModelConfig)) from None
 
 
+def load_network(name: str, folder: Path = CONFIGS) -> NetworkProfile:
+    """A network by name or by path of its YAML."""
+    return NetworkProfile.model_validate(_named("network", name, folder, "command line"))
+
+
 def with_prefix(model: ModelConfig, soal: Path) -> ModelConfig:
     """The model with the prefix of a prepared file. Raises UserError where the file is none."""
     return model.model_copy(update={"prefix": read_prefix(soal)})
@@ -181,6 +232,9 @@ def _resolve(raw: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
     for kind in ("model", "network"):
         if isinstance(raw.get(kind), str):
             out[kind] = _named(kind, raw[kind], folder, place)
+    draft = raw["decoding"].get("draft_model") if isinstance(raw.get("decoding"), dict) else None
+    if isinstance(draft, str) and draft != "lookup":
+        out["decoding"] = raw["decoding"] | {"draft_model": _named("model", draft, folder, place)}
     return out
 
 

@@ -26,6 +26,10 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._inner.decode(list(tokens), skip_special_tokens=False)
 
+    def to_json(self) -> str:
+        """All of it, as tokenizer.json holds it."""
+        return self._inner.to_str()
+
     @property
     def control_tokens(self) -> list[int]:
         """Ids of tokens that stand for no text, such as where one begins or ends."""

@@ -9,14 +9,18 @@ import sys
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
-from conftest import LLAMA, TEXT, write_checkpoint, write_tokenizer
+from conftest import LLAMA, TEXT, tensors, write_checkpoint, write_tokenizer
+from safetensors.numpy import save_file
 
 from spu_llm.experiment.launch import measure_apart
 from spu_llm.experiment.schema import CONFIGS, build_experiment
 from spu_llm.generation import generate
 from spu_llm.models import PlainDecoder, load_checkpoint
+from spu_llm.network import NetworkProfile
 from spu_llm.network.certificates import make_certificates
+from spu_llm.network.emulation import Relay
 
 TIMEOUT, ENDS_WITHIN = 6, 40
 NEW = 24
@@ -51,6 +55,7 @@ class Town:
 
     def __init__(self, folder, model):
         self.folder, self._model, self._running = folder, model, []
+        self.relayed = {}
         self._certificates = folder / "certificates"
         make_certificates(self._certificates, ("client", "owner", "dealer"), ["127.0.0.1"])
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
@@ -65,7 +70,11 @@ class Town:
         arguments += ["--beaver", self.beaver]
         if role != "dealer":
             config = self.folder / f"{role}.yaml"
-            parties = self.addresses | {"certificates": str(self._certificates), "timeout": TIMEOUT, "patience": 60}
+            parties = (
+                self.addresses
+                | self.relayed.get(role, {})
+                | {"certificates": str(self._certificates), "timeout": TIMEOUT, "patience": 60}
+            )
             generation = GENERATION if role == "client" else {"new_tokens": NEW}
             settings = {"model": self._model, "ops": "plugin", "network": "none", "generation": generation, "parties": parties}
             config.write_text(json.dumps(settings | changes))
@@ -132,6 +141,22 @@ def test_a_generation_survives_a_killed_and_a_stopped_party(model, tmp_path):
         assert json.loads((tmp_path / "client" / "metrics.json").read_text()) == metrics
 
 
+def test_a_link_that_is_cut_ends_both_parties_in_time(model, tmp_path):
+    """Nothing arrives any more and no connection breaks: as where a cable is pulled."""
+    with town(tmp_path, model) as parties:
+        client, owner = parties.addresses["client"], parties.addresses["owner"]
+        with Relay(NetworkProfile(name="bare", mode="none"), client, owner) as relay:
+            parties.relayed = {"client": {"owner": relay.to_b}, "owner": {"client": relay.to_a}}
+            processes = [parties.start(role) for role in ("dealer", "owner", "client")]
+            assert os.read(processes[2].stdout.fileno(), 1)
+            relay.cut()
+            for process, peer, address in ((processes[2], "owner", relay.to_b), (processes[1], "client", relay.to_a)):
+                line, seconds = failure(process)
+                assert line.startswith(f"error: {peer} ({address}) was not heard for {TIMEOUT} seconds")
+                assert seconds < TIMEOUT + 15
+        assert 1 <= len(json.loads((tmp_path / "client" / "tokens.json").read_text())["tokens"]) < NEW
+
+
 def wait_for_more(kept, before):
     end = time.monotonic() + 120
     while len(json.loads(kept.read_text())["tokens"]) <= before:
@@ -162,6 +187,25 @@ def test_stock_operations_with_a_third_partys_triples(model, tmp_path):
         metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
         assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
         assert metrics["trust"].startswith("third-party Beaver server") and metrics["network"]["mode"] == "measured"
+
+
+def test_drafts_are_verified_between_processes(model, tmp_path):
+    """With material dealt ahead of what is accepted: rows that were taken back stay taken."""
+    folder = tmp_path / "draft"
+    config = LLAMA | {"num_hidden_layers": 1}
+    write_checkpoint(folder, config)
+    random = np.random.default_rng(0)
+    near = {name: value + 0.05 * random.standard_normal(value.shape) for name, value in tensors(config).items()}
+    save_file({name: value.astype(np.float32) for name, value in near.items()}, folder / "model.safetensors")
+    write_tokenizer(folder, config["vocab_size"])
+    decoding = {"draft_model": {"name": "draft", "path": str(folder)}, "draft_length": 3}
+    settings = {"model": model, "network": "none", "processes": True, "generation": GENERATION | {"new_tokens": 8}}
+    experiment, _ = build_experiment(settings | {"decoding": decoding, "ops": "plugin"}, CONFIGS, "test")
+    metrics = measure_apart(experiment)
+    assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], 8)
+    assert metrics["accuracy"]["top1_agreement"] == 1.0
+    assert 0 < metrics["post"]["acceptance_rate"] < 1
+    assert 1 < metrics["post"]["tokens_per_round"] < 4
 
 
 def test_a_run_starts_its_parties_over_an_emulated_link(model):

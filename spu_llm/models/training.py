@@ -1,0 +1,329 @@
+"""Training of our decoders in plaintext: next tokens of a text, or a teacher's probabilities (distillation).
+
+Whole sequences without a cache, all layers in one scanned function, AdamW with warm-up and a cosine. A run is decided by its
+seed, goes on where it was broken off, and gives bit by bit what one without a break gives on the same machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ..errors import UserError
+from ..progress import Progress, silent
+from .cache import LayerCache, cache_shape, window
+from .config import DecoderConfig, Params
+from .decoder import Decoder, path_name
+
+_DEVIATION = 0.02  # of fresh weights, as GPT-2 has it
+
+
+class Teacher(NamedTuple):
+    """Probabilities to learn at each position: of tokens `ids` [batch, n, k], or of all (ids None, k = vocabulary)."""
+
+    ids: Any
+    probabilities: Any
+
+
+class Batch(NamedTuple):
+    """tokens [batch, n]; weights [n] of what is predicted at each position; the teacher, where there is one."""
+
+    tokens: Any
+    weights: Any
+    teacher: Teacher | None = None
+
+
+Loss = Callable[[jax.Array, Batch], jax.Array]
+"""Logits [batch, n, vocabulary] to a mean a position."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """rate: the largest learning rate, reached after `warmup` steps and then lowered along a cosine to a tenth.
+
+    decay: AdamW's weight decay, on matrices only. clip: largest norm of a step's gradient. frozen: endings of names of weights that
+    stay as they are, such as "table". save_seconds: between checkpoints.
+    """
+
+    steps: int
+    rate: float
+    warmup: int = 20
+    decay: float = 0.01
+    clip: float = 1.0
+    frozen: tuple[str, ...] = ()
+    save_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The decoder, the loss of each step, and the seconds that all steps took, those before a break included."""
+
+    decoder: Decoder
+    losses: list[float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where work in progress is kept to go on from, and of what it is: what lies there under another label is not used."""
+
+    path: Path
+    label: str
+
+
+def train(
+    decoder: Decoder,
+    batch_of: Callable[[int], Batch],
+    loss: Loss,
+    config: TrainingConfig,
+    kept: Kept | None = None,
+    progress: Progress = silent,
+) -> Trained:
+    """Train on batch_of(0), batch_of(1), ...
+
+    `kept` is a file, whose label must say what the batches and the loss are; config and first weights are compared here. Raises
+    UserError where the loss is no number any more.
+    """
+    optimizer = _optimizer(config)
+    params = _stacked(decoder.params)
+    run = _Run(params, optimizer.init(params), 0, [], 0.0)
+    identity = "" if kept is None else _identity(decoder, config, kept.label)
+    if kept is not None:
+        run = _restore(kept.path, identity, run) or run
+    step = _compiled_step(decoder.config, loss, config)
+    saved, begun = time.monotonic(), time.monotonic()
+    for i in progress(range(run.step, config.steps), "training", "step"):
+        params, state, value = step(run.params, run.state, batch_of(i))
+        losses = [*run.losses, float(value)]
+        if not np.isfinite(losses[-1]):
+            raise UserError(f"step {i}: the loss is {losses[-1]}; train with a rate below {config.rate}")
+        now = time.monotonic()
+        run = _Run(params, state, i + 1, losses, run.seconds + now - begun)
+        begun = now
+        if kept is not None and (now - saved > config.save_seconds or run.step == config.steps):
+            _save(kept.path, identity, run)
+            saved = begun = time.monotonic()
+    return Trained(Decoder(decoder.config, _unstacked(run.params, decoder.config.layers)), run.losses, run.seconds)
+
+
+@partial(jax.jit, static_argnums=0)
+def sequence_logits(config: DecoderConfig, params: Params, tokens: jax.Array) -> jax.Array:
+    """Logits [batch, n, vocabulary] of whole sequences [batch, n]. `params` has its layers stacked as `Reader` has them."""
+    decoder, n = Decoder(config, {}), tokens.shape[1]
+    place = window(config, 0, n, n)
+    empty = LayerCache(*(jnp.zeros(cache_shape(config, n)) for _ in range(2)))
+    x = params["embed"]["table"][tokens]
+    if "positions" in params["embed"]:
+        x = x + params["embed"]["positions"][:n]
+
+    def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
+        return jax.vmap(lambda row: decoder.block(weights, row, empty, place)[0])(x), None
+
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    table = params["embed" if config.tied_head else "head"]["table"]
+    return decoder.final(params["final"], x) @ table.T
+
+
+class Reader:
+    """Reads whole sequences with a decoder: logits [batch, n, vocabulary] as a JAX array."""
+
+    def __init__(self, decoder: Decoder):
+        self._config, self._params = decoder.config, _stacked(decoder.params)
+
+    def __call__(self, tokens: np.ndarray) -> jax.Array:
+        return sequence_logits(self._config, self._params, tokens)
+
+
+# Losses
+
+
+@jax.jit
+def next_token_loss(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Cross-entropy of each position's next token."""
+    wanted = jnp.asarray(batch.tokens)[:, 1:]
+    found = jnp.take_along_axis(logits[:, :-1], wanted[..., None], axis=-1)[..., 0]
+    return _mean(jax.nn.logsumexp(logits[:, :-1], axis=-1) - found, batch.weights[:-1])
+
+
+@jax.jit
+def distillation_loss(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Cross-entropy against the teacher's probabilities (POST's alignment).
+
+    Of a teacher that tells its k best tokens only, all others are one more token: the student learns what mass they have.
+    """
+    assert batch.teacher is not None
+    ids, p = batch.teacher
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    if ids is None:
+        return _mean(-(p * logs).sum(-1), batch.weights)
+    chosen = jnp.take_along_axis(logs, jnp.asarray(ids).astype(jnp.int32), axis=-1)
+    rest = jnp.log(jnp.maximum(1.0 - jnp.exp(chosen).sum(-1), 1e-6))
+    return _mean(-(p * chosen).sum(-1) - jnp.maximum(1.0 - p.sum(-1), 0.0) * rest, batch.weights)
+
+
+def _mean(values: jax.Array, weights: Any) -> jax.Array:
+    return (values * weights).sum() / (values.shape[0] * jnp.sum(jnp.asarray(weights)))
+
+
+def perplexity(decoder: Decoder, sequences: np.ndarray, weights: np.ndarray, batch: int = 4, progress: Progress = silent) -> float:
+    """exp of the mean cross-entropy of the next tokens of sequences [count, n], which are read `batch` at a time."""
+    reader, total = Reader(decoder), 0.0
+    for at in progress(range(0, len(sequences), batch), "reading", "batch"):
+        rows = sequences[at : at + batch]
+        total += float(next_token_loss(reader(rows), Batch(rows, weights))) * len(rows)
+    return float(np.exp(total / len(sequences)))
+
+
+# Texts as sequences
+
+
+def cut_sequences(ids: np.ndarray, length: int, prefix: tuple[int, ...] = ()) -> np.ndarray:
+    """A text's tokens as sequences [count, length], each after a model's prefix; what is left at the end is dropped."""
+    own = length - len(prefix)
+    count = len(ids) // own if own > 0 else 0
+    if count == 0:
+        raise UserError(
+            f"a text of {len(ids)} tokens gives no sequence of {length} with a prefix of {len(prefix)}; give a longer one"
+        )
+    body = np.asarray(ids[: count * own], np.int32).reshape(count, own)
+    return np.concatenate([np.tile(np.asarray(prefix, np.int32), (count, 1)), body], axis=1)
+
+
+def sequence_weights(length: int, prefix: tuple[int, ...] = ()) -> np.ndarray:
+    """1 where a position predicts a token of the text, 0 inside the prefix."""
+    return (np.arange(length) >= len(prefix) - 1).astype(np.float32)
+
+
+def rows_of(step: int, batch: int, count: int, seed: int) -> np.ndarray:
+    """Which of `count` sequences step `step` has: each once an epoch, in an order drawn from the seed."""
+    places = step * batch + np.arange(batch)
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(count) for epoch in set(places // count)}
+    return np.array([orders[place // count][place % count] for place in places])
+
+
+def fresh(config: DecoderConfig, seed: int) -> Decoder:
+    """A decoder with random weights: deviation 0.02, less where a layer writes the residual stream, as GPT-2 is initialised."""
+    random = np.random.default_rng(seed)
+
+    def drawn(path: Any, leaf: np.ndarray) -> np.ndarray:
+        name = path_name(path)
+        if name.endswith("scale"):
+            return np.ones_like(leaf)
+        if name.endswith("bias"):
+            return np.zeros_like(leaf)
+        writes = name.endswith(("out.kernel", "down.kernel"))
+        deviation = _DEVIATION / np.sqrt(2 * config.layers) if writes else _DEVIATION
+        return (deviation * random.standard_normal(leaf.shape)).astype(np.float32)
+
+    return Decoder(config, jax.tree_util.tree_map_with_path(drawn, Decoder.blind(config).params))
+
+
+# One step, and what is kept between steps
+
+
+class _Run(NamedTuple):
+    params: Params
+    state: Any
+    step: int
+    losses: list[float]
+    seconds: float
+
+
+def _optimizer(config: TrainingConfig) -> optax.GradientTransformation:
+    warmup = max(1, min(config.warmup, config.steps // 2))
+    rate = optax.warmup_cosine_decay_schedule(0.0, config.rate, warmup, max(config.steps, warmup + 1), config.rate / 10)
+
+    def marked(endings: tuple[str, ...], params: Params) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: path_name(path).endswith(endings), params)
+
+    adamw = optax.adamw(rate, b2=0.95, weight_decay=config.decay, mask=partial(marked, ("kernel", "table")))
+    learned = optax.chain(optax.clip_by_global_norm(config.clip), adamw)
+    if not config.frozen:
+        return learned
+    return optax.multi_transform({False: learned, True: optax.set_to_zero()}, partial(marked, config.frozen))
+
+
+@lru_cache(maxsize=2)
+def _compiled_step(decoder: DecoderConfig, loss: Loss, config: TrainingConfig) -> Callable[..., tuple[Params, Any, jax.Array]]:
+    """One step as a function of parameters, the optimizer's state and a batch, the first two of which it consumes."""
+    optimizer = _optimizer(config)
+
+    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any, jax.Array]:
+        def cost(weights: Params) -> jax.Array:
+            return loss(sequence_logits(decoder, weights, batch.tokens), batch)
+
+        value, gradient = jax.value_and_grad(cost)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def _stacked(params: Params) -> Params:
+    """The parameters with those of all layers as arrays [layers, ...], in memory of their own."""
+    layers = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *params["layers"])
+    others = {name: jax.tree_util.tree_map(jnp.array, part) for name, part in params.items() if name != "layers"}
+    return {**others, "layers": layers}
+
+
+def _unstacked(params: Params, layers: int) -> Params:
+    whole = jax.tree_util.tree_map(np.asarray, params)
+    return {**whole, "layers": [jax.tree_util.tree_map(lambda leaf, i=i: leaf[i], whole["layers"]) for i in range(layers)]}
+
+
+def _identity(decoder: Decoder, config: TrainingConfig, label: str) -> str:
+    """What decides a training run: its settings, its batches and the weights it begins from."""
+    settings = {**asdict(config), "save_seconds": None}
+    digest = hashlib.sha256(json.dumps([label, settings, asdict(decoder.config)]).encode())
+    for leaf in jax.tree_util.tree_leaves(decoder.params):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _named(run: _Run) -> Iterator[tuple[str, Any]]:
+    for part, tree in (("params", run.params), ("state", run.state)):
+        for i, leaf in enumerate(jax.tree_util.tree_leaves(tree)):
+            yield f"{part}.{i}", leaf
+
+
+def _save(path: Path, identity: str, run: _Run) -> None:
+    """One file, whole or not at all, for this user alone: a model under training may be its owner's secret."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.touch(mode=0o600)
+    facts = json.dumps({"identity": identity, "step": run.step, "losses": run.losses, "seconds": run.seconds})
+    save_file({name: np.asarray(leaf) for name, leaf in _named(run)}, part, {"training": facts})
+    part.replace(path)
+
+
+def _restore(path: Path, identity: str, like: _Run) -> _Run | None:
+    """What was kept of this very run; None where there is nothing of it, or nothing whole."""
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = json.loads(file.metadata()["training"])
+            if facts["identity"] != identity:
+                return None
+            leaves = {name: jnp.array(file.get_tensor(name)) for name, _ in _named(like)}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+    def filled(part: str, tree: Any) -> Any:
+        structure = jax.tree_util.tree_structure(tree)
+        return jax.tree_util.tree_unflatten(structure, [leaves[f"{part}.{i}"] for i in range(structure.num_leaves)])
+
+    params, state = filled("params", like.params), filled("state", like.state)
+    return _Run(params, state, facts["step"], facts["losses"], facts["seconds"])

@@ -1,0 +1,179 @@
+"""Training: forward pass and losses against others' code, and runs that are broken off."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import CONFIGS
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from spu_llm.errors import UserError
+from spu_llm.models import PlainDecoder, load_checkpoint
+from spu_llm.models.training import (
+    Batch,
+    Kept,
+    Reader,
+    Teacher,
+    TrainingConfig,
+    cut_sequences,
+    distillation_loss,
+    fresh,
+    next_token_loss,
+    perplexity,
+    rows_of,
+    sequence_weights,
+    train,
+)
+
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(0, 97, (6, 12)).astype(np.int32)
+WEIGHTS = sequence_weights(12)
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoints):
+    return load_checkpoint(checkpoints["gpt2"]).decoder
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7)])
+def test_sequences_give_what_decoding_gives(family, shape, checkpoints):
+    decoder = load_checkpoint(checkpoints[family]).decoder
+    tokens = RANDOM.integers(0, 97, shape)
+    found = np.asarray(Reader(decoder)(tokens))
+    for row, logits in zip(tokens, found, strict=True):
+        assert np.abs(PlainDecoder(decoder, len(row)).advance(row) - logits).max() < 1e-4
+
+
+def test_next_token_loss_is_cross_entropy():
+    logits = RANDOM.normal(0, 5, (6, 12, 97)).astype(np.float32)
+    weights = sequence_weights(12, (5, 6, 7))
+    want = optax.softmax_cross_entropy_with_integer_labels(logits[:, 2:-1], TOKENS[:, 3:]).mean()
+    assert np.isclose(next_token_loss(logits, Batch(TOKENS, weights)), want, rtol=1e-5)
+
+
+def teacher_and_logits(k):
+    logits, theirs = (RANDOM.normal(0, 4, (2, 12, 97)).astype(np.float32) for _ in range(2))
+    p = np.exp(log_softmax(theirs.astype(np.float64), -1))
+    ids = np.argsort(-p, -1)[..., :k]
+    return logits, p, ids
+
+
+def test_distillation_from_all_probabilities():
+    logits, p, _ = teacher_and_logits(97)
+    want = -(p * log_softmax(logits.astype(np.float64), -1)).sum(-1).mean()
+    batch = Batch(TOKENS[:2], WEIGHTS, Teacher(None, p.astype(np.float32)))
+    assert np.isclose(distillation_loss(logits, batch), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 7, 97])
+def test_distillation_from_the_best_probabilities(k):
+    logits, p, ids = teacher_and_logits(k)
+    logs, best = log_softmax(logits.astype(np.float64), -1), np.take_along_axis(p, ids, -1)
+    chosen = np.take_along_axis(logs, ids, -1)
+    want = -(best * chosen).sum(-1)
+    if k < 97:
+        want -= (1 - best.sum(-1)) * np.log1p(-np.exp(chosen).sum(-1))
+    batch = Batch(TOKENS[:2], WEIGHTS, Teacher(ids, best.astype(np.float32)))
+    assert np.isclose(distillation_loss(logits, batch), want.mean(), rtol=1e-4)
+
+
+def batch_of(step):
+    return Batch(TOKENS[rows_of(step, 2, len(TOKENS), 3)], WEIGHTS)
+
+
+CONFIG = TrainingConfig(steps=12, rate=3e-3, warmup=2, save_seconds=0.0)
+
+
+def leaves(trained):
+    return jax.tree_util.tree_leaves(trained.decoder.params)
+
+
+def test_a_text_is_learned_and_the_seed_decides(decoder):
+    config = TrainingConfig(steps=40, rate=1e-2, warmup=5)
+    begun = fresh(decoder.config, 1)
+    before = perplexity(begun, TOKENS, WEIGHTS)
+    first, second = (train(begun, batch_of, next_token_loss, config) for _ in range(2))
+    assert before > 80 and perplexity(first.decoder, TOKENS, WEIGHTS) < 5
+    assert first.losses == second.losses
+    assert all(np.array_equal(a, b) for a, b in zip(leaves(first), leaves(second), strict=True))
+    other = train(fresh(decoder.config, 2), batch_of, next_token_loss, config)
+    assert other.losses[0] != first.losses[0]
+
+
+def test_perplexity_is_that_of_decoding(decoder):
+    rows = [log_softmax(PlainDecoder(decoder, 12).advance(row).astype(np.float64), -1) for row in TOKENS]
+    want = np.exp(-np.mean([np.take_along_axis(p[:-1], row[1:, None], -1) for p, row in zip(rows, TOKENS, strict=True)]))
+    assert np.isclose(perplexity(decoder, TOKENS, WEIGHTS, batch=4), want, rtol=1e-4)
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [0, 7, 11])
+def test_a_broken_run_goes_on_where_it_was(at, decoder, tmp_path):
+    whole = train(decoder, batch_of, next_token_loss, CONFIG)
+    asked = []
+
+    def breaking(step):
+        asked.append(step)
+        if step == at and len(asked) == at + 1:
+            raise Broken
+        return batch_of(step)
+
+    kept = tmp_path / "training.safetensors"
+    with pytest.raises(Broken):
+        train(decoder, breaking, next_token_loss, CONFIG, Kept(kept, ""))
+    resumed = train(decoder, breaking, next_token_loss, CONFIG, Kept(kept, ""))
+    assert asked == [*range(at + 1), *range(at, CONFIG.steps)]
+    assert resumed.losses == whole.losses
+    assert all(np.array_equal(a, b) for a, b in zip(leaves(resumed), leaves(whole), strict=True))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_another_run_s_state_is_not_used(decoder, tmp_path):
+    kept = tmp_path / "training.safetensors"
+    asked = []
+
+    def noting(step):
+        asked.append(step)
+        return batch_of(step)
+
+    train(decoder, noting, next_token_loss, CONFIG, Kept(kept, "a"))
+    train(decoder, noting, next_token_loss, CONFIG, Kept(kept, "a"))
+    assert len(asked) == CONFIG.steps
+    train(decoder, noting, next_token_loss, CONFIG, Kept(kept, "b"))
+    train(fresh(decoder.config, 5), noting, next_token_loss, CONFIG, Kept(kept, "b"))
+    assert len(asked) == 3 * CONFIG.steps
+    kept.write_bytes(kept.read_bytes()[:1000])
+    train(decoder, noting, next_token_loss, CONFIG, Kept(kept, "a"))
+    assert len(asked) == 4 * CONFIG.steps
+
+
+def test_a_rate_that_destroys_the_model(decoder):
+    with pytest.raises(UserError, match="train with a rate below"):
+        train(decoder, batch_of, next_token_loss, TrainingConfig(steps=20, rate=1e30))
+
+
+@given(batch=st.integers(1, 9), count=st.integers(1, 13), seed=st.integers(0, 2**32))
+def test_every_sequence_once_an_epoch(batch, count, seed):
+    rows = np.concatenate([rows_of(step, batch, count, seed) for step in range(2 * count)])
+    for epoch in range(len(rows) // count):
+        assert sorted(rows[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+@given(length=st.integers(2, 9), prefix=st.integers(0, 8), tokens=st.integers(0, 40))
+def test_sequences_hold_the_text(length, prefix, tokens):
+    ids, first = np.arange(100, 100 + tokens), tuple(range(prefix))
+    if length <= prefix or tokens < length - prefix:
+        with pytest.raises(UserError, match="give a longer one"):
+            cut_sequences(ids, length, first)
+        return
+    found = cut_sequences(ids, length, first)
+    assert (found[:, :prefix] == first).all()
+    own = found[:, prefix:].ravel()
+    assert np.array_equal(own, ids[: len(own)]) and tokens - len(own) < length - prefix
+    assert sequence_weights(length, first).sum() == length - max(prefix - 1, 0)
