@@ -14,6 +14,7 @@ from .bench.accuracy import bench_accuracy
 from .bench.layer import LayerShape, bench_layer
 from .bench.op import HEADER, OPS, bench_op, row
 from .bench.quality import Amounts, bench_quality, summary
+from .cli_align import align_command
 from .cli_beaver import beaver_command
 from .cli_certificates import certificates_command
 from .cli_deal import deal_command
@@ -168,6 +169,7 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], soal: Path | None, 
     click.echo(f"{out / 'metrics.json'}\n{out / 'report.html'}", err=True)
 
 
+main.add_command(align_command)
 main.add_command(beaver_command)
 main.add_command(certificates_command)
 main.add_command(deal_command)
