@@ -87,6 +87,7 @@ def run_client(
             if post is None:
                 found = generate(announced, before, count - resumed, sampler, ends, session.phase)
             else:
+                post.warm_up(before, model.prefix)
                 found = post.generate(before, count - resumed, ends, model.prefix)
             for _, step in zip(progress(range(count - resumed), "generating", "token"), found, strict=False):
                 journal.add(step, last=step.token in ends or len(journal.tokens) + 1 == count)

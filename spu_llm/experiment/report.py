@@ -22,7 +22,7 @@ def render_report(metrics: dict[str, Any]) -> str:
     rows = [_row(name, run, phase) for name, run in runs.items() for phase in _PHASES]
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_TEMPLATE.read_text())
     return page.render(
-        main={"speedup": None, **metrics},
+        main={"speedup": None, "post": None, **metrics},
         runs=runs,
         rows=rows,
         plot=_plot(rows, list(runs)),

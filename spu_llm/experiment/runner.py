@@ -77,6 +77,7 @@ def measure(
         if post is None:
             found = generate(secure, prompt, count, Sampler(experiment.generation.sampling), ends, session.phase)
         else:
+            post.warm_up(prompt, experiment.prefix)
             found = post.generate(prompt, count, ends, experiment.prefix)
         for _, step in zip(progress(range(count), "generating", "token"), found, strict=False):
             steps.append(step)

@@ -46,6 +46,12 @@ class PostDecoder:
     clock: Callable[[], float] = lambda: 0.0
     rounds: list[Round] = field(default_factory=list)
 
+    def warm_up(self, prompt: Sequence[int], before: Sequence[int] = ()) -> None:
+        """Let the draft model compile what rounds will need, so that it is not booked to them: passes of one token, two, all."""
+        sequence = [*before, *prompt]
+        for end in (1, 3, len(sequence)):
+            self.drafter.propose(sequence[:end], 2)
+
     def generate(
         self, prompt: Sequence[int], new_tokens: int, ends: Collection[int] = (), before: Sequence[int] = ()
     ) -> Iterator[Step]:

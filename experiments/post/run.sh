@@ -1,0 +1,28 @@
+#!/bin/sh
+# POST against the same decoding token by token: the tuned SmolLM2 with the public one as its draft on lan and wan, drafts of 4, 8 and 16
+# tokens and of the aligned draft; 500 greedy tokens of the small pair; the small pair on CHEETAH; passes by their positions; sampling
+# naive and as it is done. Run from the repository's root after experiments/post_models/run.sh; takes about 70 minutes on two cores.
+# Finished runs are not repeated.
+set -eu
+here=experiments/post
+out=results/post
+mkdir -p "$out"
+for network in lan wan; do
+    spu-llm run "configs/experiment/post_$network.yaml" --out "$out/$network" --quiet
+done
+for length in 4 16; do
+    spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set "decoding.draft_length=$length" --out "$out/lan_$length" --quiet
+done
+spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set decoding.draft_model=smollm2-tuned-draft --out "$out/lan_aligned" --quiet
+spu-llm run configs/experiment/post_flags.yaml --out "$out/flags" --quiet
+spu-llm run "$here/greedy.yaml" --out "$out/greedy" --quiet
+spu-llm run "$here/cheetah.yaml" --out "$out/cheetah" --quiet
+[ -f "$out/passes.json" ] || spu-llm bench passes --text experiments/plugin/brown.txt --context 16 --repeats 1 --quiet --json >"$out/passes.json"
+for vocabulary in 512 2048; do
+    for ops in "plugin --protocol SEMI2K" "stock --protocol CHEETAH"; do
+        file="$out/sampling_${ops%% *}_$vocabulary.json"
+        # shellcheck disable=SC2086
+        [ -f "$file" ] || spu-llm bench sampling --vocabulary $vocabulary --ops $ops --repeats 1 --quiet --json >"$file"
+    done
+done
+python "$here/summary.py" "$out" "$here"
