@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from ..errors import UserError
@@ -48,7 +49,8 @@ def target_model(experiment: Experiment, checkpoint: Checkpoint, progress: Progr
     sampling = experiment.generation.sampling
     check_sampling(sampling, checkpoint.decoder.config.vocabulary)
     texts = read_passages(experiment.model, checkpoint)[1]
-    head = centred_head(checkpoint.decoder, texts, sampling.temperature, MOST_SPAN, experiment.prefix, progress)
+    most = MOST_SPAN if experiment.ops == "plugin" else inf  # stock SPU has no second reference
+    head = centred_head(checkpoint.decoder, texts, sampling.temperature, most, experiment.prefix, progress)
     return Target(head.decoder, head)
 
 

@@ -110,16 +110,16 @@ def align(
     clock = time.monotonic()
     before = acceptance(private.decoder, public.decoder, unseen, weights, progress)
     seconds["measuring_before"] = time.monotonic() - clock
-    label = json.dumps([content_digest(target.locate()), hashlib.sha256(learned.tobytes()).hexdigest(), config.top_k])
+    label = json.dumps([content_digest(target.locate()), config.top_k])
     teacher = _teacher(private.decoder, learned, config, Kept(out / "teacher", label), progress)
-    seconds["teacher"] = teacher.prepare(_used(config, len(learned)), progress)
+    seconds["teacher"] = teacher.prepare(progress)
 
     def batch_of(step: int) -> Batch:
         rows = rows_of(step, config.batch, len(learned), config.seed)
         return Batch(learned[rows], weights, teacher.of(rows))
 
     training = TrainingConfig(config.steps, config.rate, frozen=("table",) if config.keep_table else ())
-    kept = Kept(out / "training.safetensors", json.dumps([label, asdict(config)]))
+    kept = Kept(out / "training.safetensors", json.dumps([label, _digest(learned), asdict(config)]))
     trained = train(public.decoder, batch_of, distillation_loss, training, kept, progress)
     seconds["training"] = trained.seconds
     clock = time.monotonic()
@@ -148,8 +148,10 @@ def _split(sequences: np.ndarray, config: AlignConfig) -> tuple[np.ndarray, np.n
             f"the text has {len(sequences)} sequences of {config.length} tokens, and {held} of them are held out; give more text"
         )
     order = np.random.default_rng(config.seed).permutation(len(sequences))
-    wanted = None if config.learn is None else held + max(1, config.learn // config.length)
-    return sequences[order[held:wanted]], sequences[order[:held]]
+    learned = order[held:][: config.steps * config.batch]
+    if config.learn is not None:
+        learned = learned[: max(1, config.learn // config.length)]
+    return sequences[learned], sequences[order[:held]]
 
 
 def same_rows(target: Decoder, draft: Decoder) -> None:
@@ -217,9 +219,8 @@ def _overlap(p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
 # The teacher's probabilities
 
 
-def _used(config: AlignConfig, count: int) -> np.ndarray:
-    """The sequences that training will see."""
-    return np.unique(np.concatenate([rows_of(step, config.batch, count, config.seed) for step in range(config.steps)]))
+def _digest(sequences: np.ndarray) -> str:
+    return hashlib.sha256(sequences.tobytes()).hexdigest()
 
 
 def _teacher(decoder: Decoder, sequences: np.ndarray, config: AlignConfig, kept: Kept, progress: Progress) -> Any:
@@ -235,7 +236,7 @@ class _WholeTeacher:
         self._reader, self._sequences = Reader(decoder), sequences
         self._softmax = jax.jit(partial(jax.nn.softmax, axis=-1))
 
-    def prepare(self, rows: np.ndarray, progress: Progress) -> float:
+    def prepare(self, progress: Progress) -> float:
         return 0.0
 
     def of(self, rows: np.ndarray) -> Teacher:
@@ -248,21 +249,21 @@ class _TopTeacher:
     def __init__(self, decoder: Decoder, sequences: np.ndarray, k: int, kept: Kept):
         self._reader, self._sequences, self._k = Reader(decoder), sequences, k
         self._kept = kept
-        self._chunks: dict[int, Teacher] = {}
+        self._chunks: list[Teacher] = []
 
-    def prepare(self, rows: np.ndarray, progress: Progress) -> float:
+    def prepare(self, progress: Progress) -> float:
         """Compute what is not on disk; the seconds that all of it took, in whatever run."""
         self._kept.path.mkdir(parents=True, exist_ok=True)
         seconds = 0.0
-        for chunk in progress(sorted(set(rows // _CHUNK)), "asking the teacher", f"{_CHUNK} sequences"):
-            path = self._kept.path / f"{chunk}.safetensors"
-            found = self._load(path)
+        for at in progress(range(0, len(self._sequences), _CHUNK), "asking the teacher", f"{_CHUNK} sequences"):
+            path, sequences = self._kept.path / f"{at // _CHUNK}.safetensors", self._sequences[at : at + _CHUNK]
+            found = self._load(path, sequences)
             if found is None:
-                self._make(path, self._sequences[chunk * _CHUNK : (chunk + 1) * _CHUNK])
-                found = self._load(path)
+                self._make(path, sequences)
+                found = self._load(path, sequences)
                 assert found is not None
-            self._chunks[chunk], cost = found
-            seconds += cost
+            self._chunks.append(found[0])
+            seconds += found[1]
         return seconds
 
     def of(self, rows: np.ndarray) -> Teacher:
@@ -275,7 +276,7 @@ class _TopTeacher:
         ids, probabilities = (np.concatenate(parts) for parts in zip(*(self._best(row[None]) for row in sequences), strict=True))
         part = path.with_suffix(f".{os.getpid()}.part")
         part.touch(mode=0o600)  # for the owner alone, as the model is
-        facts = json.dumps({"label": self._kept.label, "seconds": time.monotonic() - begun})
+        facts = json.dumps({"of": self._of(sequences), "seconds": time.monotonic() - begun})
         save_file({"ids": ids, "probabilities": probabilities}, part, {"teacher": facts})
         part.replace(path)
 
@@ -285,11 +286,15 @@ class _TopTeacher:
         ids = np.argpartition(p, -self._k, axis=-1)[..., -self._k :]
         return ids.astype(np.int32), np.take_along_axis(p, ids, axis=-1)
 
-    def _load(self, path: Path) -> tuple[Teacher, float] | None:
+    def _of(self, sequences: np.ndarray) -> list[str]:
+        """What a file is of: more steps or another draft change nothing."""
+        return [self._kept.label, _digest(sequences)]
+
+    def _load(self, path: Path, sequences: np.ndarray) -> tuple[Teacher, float] | None:
         try:
             with safe_open(path, "numpy") as file:
                 facts = json.loads(file.metadata()["teacher"])
-                if facts["label"] != self._kept.label:
+                if facts["of"] != self._of(sequences):
                     return None
                 return Teacher(file.get_tensor("ids"), file.get_tensor("probabilities")), float(facts["seconds"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
