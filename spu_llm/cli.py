@@ -102,10 +102,10 @@ def fetch(model: str) -> None:
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the k best tokens only.")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the least set of tokens of this mass.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the client's draws.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the client's draws, to repeat them.  [default: a secret one]")
 @click.option("--draft", help="Draft by this public model (name or YAML) or by `lookup`, and verify in one pass (POST).")
-@click.option("--draft-length", default="auto", show_default=True, help="Drafted tokens a pass, or auto.")
-@click.option("--disclosure", default="distribution", show_default=True, type=click.Choice(DISCLOSURES), help="What a pass opens.")
+@click.option("--draft-length", help="Drafted tokens a pass, or auto.  [default: auto]")
+@click.option("--disclosure", type=click.Choice(DISCLOSURES), help="What a pass opens.  [default: distribution]")
 @_quiet
 def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     """Generate text privately, streaming it to standard output; the cost goes to standard error.
@@ -130,13 +130,11 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
             "sampling": {key: options[key] for key in ("temperature", "top_k", "top_p", "seed")},
         },
     }
+    given = {key: options[key] for key in ("draft_length", "disclosure") if options[key] is not None}
     if options["draft"] is not None:
-        length = options["draft_length"]
-        raw["decoding"] = {
-            "draft_model": options["draft"],
-            "draft_length": int(length) if length.isdecimal() else length,
-            "disclosure": options["disclosure"],
-        }
+        raw["decoding"] = {"draft_model": options["draft"], **given}
+    elif given:
+        raise UserError(f"--{next(iter(given)).replace('_', '-')}: says how drafts are verified; add --draft, or leave it out")
     experiment, _ = build_experiment(raw, CONFIGS, "command line")
     metrics = measure(experiment, _progress(quiet), stream)
     click.echo()

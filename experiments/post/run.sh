@@ -17,12 +17,16 @@ spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set decoding.
 spu-llm run configs/experiment/post_flags.yaml --out "$out/flags" --quiet
 spu-llm run "$here/greedy.yaml" --out "$out/greedy" --quiet
 spu-llm run "$here/cheetah.yaml" --out "$out/cheetah" --quiet
-[ -f "$out/passes.json" ] || spu-llm bench passes --text experiments/plugin/brown.txt --context 16 --repeats 1 --quiet --json >"$out/passes.json"
+made() { # FILE COMMAND: its output, unless it is there
+    file=$1
+    shift
+    [ -f "$file" ] || { "$@" >"$file.part" && mv "$file.part" "$file"; }
+}
+made "$out/passes.json" spu-llm bench passes --text experiments/plugin/brown.txt --context 16 --repeats 1 --quiet --json
 for vocabulary in 512 2048; do
     for ops in "plugin --protocol SEMI2K" "stock --protocol CHEETAH"; do
-        file="$out/sampling_${ops%% *}_$vocabulary.json"
         # shellcheck disable=SC2086
-        [ -f "$file" ] || spu-llm bench sampling --vocabulary $vocabulary --ops $ops --repeats 1 --quiet --json >"$file"
+        made "$out/sampling_${ops%% *}_$vocabulary.json" spu-llm bench sampling --vocabulary $vocabulary --ops $ops --repeats 1 --quiet --json
     done
 done
 python "$here/summary.py" "$out" "$here"

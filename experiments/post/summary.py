@@ -34,9 +34,8 @@ def main(folder: Path, out: Path) -> None:
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     _draw(result, out / "plot.png")
     for name, run in result["runs"].items():
-        print(
-            f"{name:12} {run['seconds_per_token']:7.2f} s a token, {run['speedup'] or 0:5.2f} x, {run['tokens_per_round']:.2f} tokens a round"
-        )
+        speed = f"{run['seconds_per_token']:7.2f} s a token, {run['speedup']:5.2f} x"
+        print(f"{name:12} {speed}, {run['tokens_per_round']:.2f} tokens a round")
     print(f"{result['greedy_tokens']} greedy tokens equal: {result['greedy_equal']}")
 
 

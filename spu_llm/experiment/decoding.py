@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -22,7 +23,7 @@ from ..post.flags import MOST_SPAN, DealtVerifier, Flags, check_sampling, plan_d
 from ..post.flags_stock import StockVerifier, plan_stock
 from ..post.generate import PHASES, Disclosure, PostDecoder
 from ..post.lookup_draft import LookupDraft
-from ..post.vocabulary import same_tokenizer
+from ..post.vocabulary import same_rows, same_tokenizer
 from ..progress import Progress
 from ..runtime import Phase
 from ..runtime.assisted import offline
@@ -59,12 +60,12 @@ def post_decoder(decoder: Decoder, experiment: Experiment, target: Target, token
     return _post_decoder(decoder, experiment, _disclosure(decoder, experiment, target), tokenizer, None)
 
 
-def client_decoder(decoder: Decoder, experiment: Experiment, tokenizer: Tokenizer, mode: str | None) -> PostDecoder:
-    """The same where the others are processes. `mode` as for `collect`."""
-    return _post_decoder(decoder, experiment, follower_disclosure(decoder, experiment), tokenizer, mode)
+def client_decoder(decoder: Decoder, experiment: Experiment, tokenizer: Tokenizer) -> PostDecoder:
+    """The same where the others are processes, whose traffic is not known before the end: rounds are timed by the clock."""
+    return _post_decoder(decoder, experiment, known_disclosure(decoder, experiment), tokenizer, "measured")
 
 
-def follower_disclosure(decoder: Decoder, experiment: Experiment) -> Distribution:
+def known_disclosure(decoder: Decoder, experiment: Experiment) -> Distribution:
     """What every process knows of how a pass is opened."""
     return Distribution(decoder, experiment.generation.sampling)
 
@@ -122,18 +123,31 @@ def post_metrics(
 
 
 def _drafter(experiment: Experiment, decoder: Decoder, target: Tokenizer) -> Drafter:
-    decoding, capacity = experiment.decoding, decoder.capacity
+    decoding, config = experiment.decoding, decoder.decoder.config
     assert decoding is not None
     if not isinstance(decoding.draft_model, ModelConfig):
-        return LookupDraft(decoder.decoder.config.vocabulary)
+        return LookupDraft(config.vocabulary)
     checkpoint = load_checkpoint(decoding.draft_model.locate())
-    same_tokenizer(target, need_tokenizer(checkpoint.tokenizer, experiment))
-    if checkpoint.decoder.config.positions < capacity:
+    same_tokenizer(target, need_tokenizer(checkpoint.tokenizer, decoding.draft_model))
+    draft = checkpoint.decoder
+    same_rows(config, draft.config)
+    # of an ordinary cache as many as there are rows; rows that were taken back are none of the draft's
+    positions = min(decoder.capacity, config.positions)
+    if draft.config.positions < positions:
         raise UserError(
-            f"decoding.draft_model {decoding.draft_model.name}: has {checkpoint.decoder.config.positions} positions, but the cache "
-            f"{capacity}; shorten the generation, or draft with another model"
+            f"decoding.draft_model {decoding.draft_model.name}: has {draft.config.positions} positions, but the cache {positions}; "
+            "shorten the generation, or draft with another model"
         )
-    return ModelDraft(checkpoint.decoder, capacity, experiment.generation.sampling)
+    return ModelDraft(draft, positions, experiment.generation.sampling)
+
+
+def draft_files(experiment: Experiment) -> list[Path]:
+    """The draft model's own files."""
+    model = None if experiment.decoding is None else experiment.decoding.draft_model
+    if not isinstance(model, ModelConfig):
+        return []
+    checkpoint = model.locate()
+    return sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
 
 
 def _draft_name(experiment: Experiment) -> str:
@@ -151,8 +165,8 @@ def _rounds(experiment: Experiment, phases: Mapping[str, Phase]) -> dict[str, Ph
 
 
 def _in_turn(phase: Phase) -> Phase:
-    """Of parties that answer each other: every message is waited for, where those of an exchange go at the same time."""
-    messages = sum(traffic.messages for traffic in phase.sent)
+    """Of parties that answer each other: each of the owner's rows waits for the client's word; those of an exchange cross."""
+    messages = 2 * phase.sent[1].messages if phase.sent else 0
     return replace(phase, sent=[Traffic(traffic.bytes, messages) for traffic in phase.sent])
 
 

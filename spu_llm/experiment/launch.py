@@ -46,7 +46,7 @@ def measure_apart(
     Each process has a config and certificates of its own; the prompt is in the client's alone. Material is all fetched before the
     first pass, so that dealing does not disturb what is timed. Raises UserError with the first failed process's line.
     """
-    tokenizer = need_tokenizer(load_tokenizer(experiment.model.locate()), experiment)
+    tokenizer = need_tokenizer(load_tokenizer(experiment.model.locate()), experiment.model)
     prompt = encode_prompt(experiment, tokenizer)
     with tempfile.TemporaryDirectory(prefix="spu_llm.") as scratch, ExitStack() as stack:
         place = _Place(Path(scratch), experiment, stack)

@@ -35,7 +35,7 @@ from ..runtime.beaver import settings
 from ..runtime.remote import Peers, RemoteSession
 from ..runtime.service import Limits, MaterialPuller, Wanted
 from ..runtime.supply import StoredSupply
-from .decoding import client_decoder, follower_disclosure, post_metrics, post_phases
+from .decoding import client_decoder, known_disclosure, post_metrics, post_phases
 from .files import make_folder, write_whole
 from .journal import Journal
 from .metrics import collect, peak_memory, ranges_of
@@ -63,7 +63,7 @@ def run_client(
     the network's mode says. Raises UserError where a peer fails or does not fit.
     """
     make_folder(out)
-    tokenizer = need_tokenizer(load_tokenizer(experiment.model.locate()), experiment)
+    tokenizer = need_tokenizer(load_tokenizer(experiment.model.locate()), experiment.model)
     prompt = encode_prompt(experiment, tokenizer)
     journal, text = Journal(out, _digest(experiment)), TextStream(tokenizer)
     resumed, count = len(journal.tokens), experiment.generation.new_tokens
@@ -81,7 +81,7 @@ def run_client(
         model = Published.from_json(session.broadcast(b"", "owner"))
         check_tokens(experiment.model.name, model.config, [*model.prefix, *prompt])
         with _decoder(experiment, session, model, opening, out, None) as decoder:
-            post = None if experiment.decoding is None else client_decoder(decoder, experiment, tokenizer, mode)
+            post = None if experiment.decoding is None else client_decoder(decoder, experiment, tokenizer)
             decoder.set_up(len(before), progress, _scored(experiment))
             announced, ends = _Announced(session, decoder), model.config.end_tokens
             if post is None:
@@ -128,7 +128,7 @@ def run_follower(experiment: Experiment, role: str, out: Path, progress: Progres
             if experiment.decoding is None:
                 _follow(session, decoder)
             else:
-                follow(decoder, follower_disclosure(decoder, experiment))
+                follow(decoder, known_disclosure(decoder, experiment))
         session.gather_costs()
     facts = {"peak_rss_bytes": peak_memory(), "ranges": None if owned is None else ranges_of(owned.ranges)}
     write_whole(out / f"{role}.json", json.dumps(facts))

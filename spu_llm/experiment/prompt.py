@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..models import DecoderConfig
+from ..models.source import ModelConfig
 from ..models.tokenizer import Tokenizer
 from .schema import Experiment
 
 
-def need_tokenizer(tokenizer: Tokenizer | None, experiment: Experiment) -> Tokenizer:
+def need_tokenizer(tokenizer: Tokenizer | None, model: ModelConfig) -> Tokenizer:
     if tokenizer is None:
-        raise UserError(f"model {experiment.model.name}: its folder has no tokenizer.json, nor vocab.json and merges.txt; add one")
+        raise UserError(f"model {model.name}: its folder has no tokenizer.json, nor vocab.json and merges.txt; add one")
     return tokenizer
 
 

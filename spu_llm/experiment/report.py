@@ -36,7 +36,7 @@ def _row(name: str, run: dict[str, Any], phase: str) -> dict[str, Any]:
     return {
         "run": name,
         "phase": f"{phase}, a token" if suffix else phase,
-        "passes": cost["tokens"] if suffix else 1,
+        "passes": (len(run["post"]["rounds"]) if "post" in run else cost["tokens"]) if suffix else 1,
         "compute": cost["compute_seconds" + suffix],
         "seconds": cost["seconds" + suffix],
         "bytes": cost["bytes" + suffix],

@@ -23,7 +23,7 @@ from ..models.tokenizer import Tokenizer
 from ..progress import Progress, silent
 from ..runtime import Session
 from ..runtime.workspace import workspace
-from .decoding import post_decoder, post_metrics, post_phases, target_model
+from .decoding import draft_files, post_decoder, post_metrics, post_phases, target_model
 from .files import make_folder, write_whole
 from .launch import measure_apart
 from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
@@ -131,6 +131,7 @@ def _identity(experiment: Experiment) -> list[Any]:
     checkpoint = experiment.model.locate()
     files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
     files += [] if experiment.soal is None else [experiment.soal]
+    files += draft_files(experiment)
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return [experiment.without_baseline().model_dump_json(), stats, version("spu_llm")]
 
@@ -147,7 +148,7 @@ def _finished(kept: Path) -> dict[str, Any] | None:
 def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], int]:
     """Checkpoint, tokenizer, prompt and cache capacity of a run. Raises UserError for what cannot be run."""
     checkpoint = load_checkpoint(experiment.model.locate())
-    tokenizer = need_tokenizer(checkpoint.tokenizer, experiment)
+    tokenizer = need_tokenizer(checkpoint.tokenizer, experiment.model)
     prompt = encode_prompt(experiment, tokenizer)
     check_tokens(experiment.model.name, checkpoint.decoder.config, [*experiment.prefix, *prompt])
     capacity = cache_capacity(experiment, checkpoint.decoder.config, len(experiment.prefix), len(prompt))

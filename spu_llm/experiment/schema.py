@@ -59,11 +59,13 @@ class DecodingConfig(BaseModel):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens of the drafts there may be: those to choose from, or the wanted one, and halves where a draft may fall short."""
-        if self.draft_length == "auto":
-            return DRAFT_LENGTHS
-        halves = self.draft_length.bit_length() if self.draft_model == "lookup" else 1
-        return tuple(self.draft_length >> i for i in range(halves))
+        """Tokens of the drafts there may be, beside none."""
+        return DRAFT_LENGTHS if self.draft_length == "auto" else (self.draft_length,)
+
+    @property
+    def steady(self) -> bool:
+        """Whether every draft has the same length."""
+        return self.draft_model != "lookup" and len(self.sizes) == 1
 
     @property
     def longest(self) -> int:
@@ -140,7 +142,7 @@ class Experiment(BaseModel):
                 f"disclosure {self.decoding.disclosure} runs with the parties as threads only; set decoding.disclosure: "
                 "distribution, or processes: false and a network of mode model"
             )
-        if self.decoding is not None and self.apart and self.ops == "plugin" and len(self.decoding.sizes) > 1:
+        if self.decoding is not None and self.apart and self.ops == "plugin" and not self.decoding.steady:
             raise ValueError(
                 "processes have material dealt ahead, for passes of one size: draft with a model, and set decoding.draft_length to "
                 "a number"
@@ -301,6 +303,8 @@ def _first_line(error: ValidationError, place: str, model: type[BaseModel]) -> s
 
 def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for key in location:
+        if key not in model.model_fields:  # the name of one of several types
+            continue
         annotation = model.model_fields[str(key)].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))

@@ -211,8 +211,9 @@ class AssistedDecoder:
         b = self._block_rows
         rows = padded_rows(centred_rows(config, params["embed"]["table"]), b)
         blocks = encode(rows.reshape(-1, b * config.width), TABLE_BITS)
-        self._table = self._encoded("table", blocks, TABLE_BITS)
-        turned = self.assisted.turn(self._table[0].raw, blocks, "owner")  # a row is found in it three times faster
+        shared = config.tied_head and config.family == "llama"
+        table = self.assisted.mask_operand("table", blocks, "owner", transposed=not shared)  # a row is found three times faster so
+        turned = self.assisted.turn(table, blocks, "owner") if shared else table
         self._rows_table = Fixed(turned, TABLE_BITS), Fixed(OperandSlot("table", blocks.shape, transposed=True), TABLE_BITS)
         norm = params["final"]["norm"]
         weight_bits = self.plan.final.weight_bits(STREAM_BITS)
@@ -220,7 +221,8 @@ class AssistedDecoder:
         gain = np.asarray(norm["scale"], np.float64) * rounded_phi(self.plan.final_phi, weight_bits)
         self._gain = self._operand("gain", gain, NORM_KERNEL_BITS)
         head = np.asarray(self.decoder.head_table, np.float64)
-        self._head = self._table if config.tied_head and config.family == "llama" else self._operand("head", head, TABLE_BITS)
+        as_table = Fixed(table, TABLE_BITS), Fixed(OperandSlot("table", blocks.shape), TABLE_BITS)
+        self._head = as_table if shared else self._operand("head", head, TABLE_BITS)
         self._positions = "positions" in params["embed"]
         if self._positions:
             self.session.share("positions", encode(centred_rows(config, params["embed"]["positions"]), STREAM_BITS), "owner")
@@ -254,7 +256,7 @@ class AssistedDecoder:
 
     def embed(self, tokens: list[int]) -> None:
         """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
-        b, blocks = self._block_rows, self._table[1].shape[0]
+        b, blocks = self._block_rows, self._rows_table[1].shape[0]
         outer, within = np.divmod(np.asarray(tokens), b)
         self.session.share("ids.block", np.eye(blocks, dtype=np.int64)[outer], "client")
         self.session.share("ids.within", np.eye(b, dtype=np.int64)[within], "client")

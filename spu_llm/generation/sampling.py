@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,11 +18,16 @@ class SamplingConfig(BaseModel):
     temperature: float = Field(default=0.0, ge=0, le=1e3)
     top_k: int | None = Field(default=None, ge=1)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int | None = Field(default=None, ge=0)
+
+    @property
+    def drawn_seed(self) -> int:
+        """The seed, or one that nobody else knows: others who know it can replay the client's draws."""
+        return secrets.randbits(63) if self.seed is None else self.seed
 
 
 class Sampler:
-    """Draws tokens as `config` says; the same seed gives the same tokens for the same logits."""
+    """Draws tokens as `config` says; the same seed, if it gives one, gives the same tokens for the same logits."""
 
     def __init__(self, config: SamplingConfig):
         self._config = config

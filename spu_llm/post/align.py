@@ -43,7 +43,7 @@ from ..models.training import (
 )
 from ..progress import Progress, silent
 from .draft_length import expected_tokens
-from .vocabulary import same_tokenizer
+from .vocabulary import same_rows, same_tokenizer
 
 LENGTHS = (4, 8, 16)
 """Draft lengths that reports speak of."""
@@ -102,7 +102,7 @@ def align(
         nameless = target if private.tokenizer is None else draft
         raise UserError(f"model {nameless.name}: no tokenizer; add tokenizer.json to its folder")
     same_tokenizer(private.tokenizer, public.tokenizer)
-    same_rows(private.decoder, public.decoder)
+    same_rows(private.decoder.config, public.decoder.config)
     ids = read_tokens(texts, private)
     learned, unseen = _split(cut_sequences(ids, config.length, target.prefix), config)
     weights = sequence_weights(config.length, target.prefix)
@@ -152,13 +152,6 @@ def _split(sequences: np.ndarray, config: AlignConfig) -> tuple[np.ndarray, np.n
     if config.learn is not None:
         learned = learned[: max(1, config.learn // config.length)]
     return sequences[learned], sequences[order[:held]]
-
-
-def same_rows(target: Decoder, draft: Decoder) -> None:
-    """Raise UserError unless both models give as many logits: rows past the tokenizer's tokens count too."""
-    a, b = target.config.vocabulary, draft.config.vocabulary
-    if a != b:
-        raise UserError(f"the target gives {a} logits and the draft {b}; give a draft with as many rows in its table")
 
 
 def read_tokens(texts: Sequence[Path], checkpoint: Checkpoint) -> np.ndarray:

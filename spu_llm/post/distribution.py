@@ -30,7 +30,7 @@ class Distribution:
     def __init__(self, decoder: Scores, sampling: SamplingConfig):
         self._decoder = decoder
         self._sampler = Sampler(sampling)
-        self._seed = sampling.seed
+        self._seed = sampling.drawn_seed
 
     def first(self, logits: np.ndarray, position: int) -> Step:
         """The token after a prompt."""

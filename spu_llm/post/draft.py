@@ -52,7 +52,7 @@ class ModelDraft:
     def __init__(self, decoder: Decoder, capacity: int, sampling: SamplingConfig):
         self.vocabulary = decoder.config.vocabulary
         self._decoder = FastDecoder(decoder, capacity)
-        self._sampler, self._seed = Sampler(sampling), sampling.seed
+        self._sampler, self._seed = Sampler(sampling), sampling.drawn_seed
         self._fed: list[int] = []  # whose keys and values are in the cache
 
     def propose(self, tokens: Sequence[int], length: int) -> Draft:

@@ -13,6 +13,8 @@ DRAFT_LENGTHS = (2, 4, 8, 16)
 
 _TRIED, _TAKEN = 4.0, 3.0  # what stands for experience before there is any: three of four accepted
 _MEMORY = 0.95  # weight of experience after each round, as texts change
+_RECENT = 8  # rounds of a length whose seconds count
+_LEAST_FIXED = 0.1  # of a round's seconds, which do not grow with a draft
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,16 @@ class AutoLength:
         self._points.append((made.drafted, made.seconds))
 
     def _line(self) -> tuple[float, float]:
-        """Seconds of a round without drafted tokens, and of each of these; flat where all had one length."""
-        drafted, seconds = np.array(self._points).T
-        if len(set(drafted)) < 2:
-            return float(seconds.mean()), 0.0
-        each, fixed = np.polyfit(drafted, seconds, 1)
-        return max(fixed, 1e-9), max(each, 0.0)
+        """Seconds of a round without drafted tokens, and of each of these; flat where all had one length.
+
+        Through the medians of each length's last rounds, as one that was disturbed must not decide.
+        """
+        seconds: dict[int, list[float]] = {}
+        for drafted, taken in self._points:
+            seconds.setdefault(drafted, []).append(taken)
+        medians = {drafted: float(np.median(taken[-_RECENT:])) for drafted, taken in seconds.items()}
+        least = min(medians.values())
+        if len(medians) == 1:
+            return least, 0.0
+        each, fixed = np.polyfit(list(medians), list(medians.values()), 1)
+        return max(fixed, _LEAST_FIXED * least), max(each, 0.0)

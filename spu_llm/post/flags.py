@@ -79,6 +79,8 @@ from .scores import Scores
 
 LARGEST_VOCABULARY = 4096
 
+_MORE, _ENOUGH = b"1", b"0"
+_REJECTED = 1.0 - 2.0**-20  # r q of a token that nobody wants any more: above all p but one that is as good as certain
 _STREAM = 1  # of the target's random numbers, as in distribution.py: both disclosures draw the same tokens, up to rounding
 _LEAST_TEMPERATURE = 1e-4  # below it sampling is greedy
 _INSTEAD = "set decoding.disclosure: distribution"
@@ -329,7 +331,7 @@ class Flags:
         check_sampling(sampling, verifier.plan.vocabulary)
         self._decoder = decoder
         self._verifier = verifier
-        self._seed = sampling.seed
+        self._seed = sampling.drawn_seed
 
     def first(self, logits: np.ndarray, position: int) -> Step:
         """The token after a prompt, whose logits the client has."""
@@ -343,19 +345,27 @@ class Flags:
         count = len(draft.tokens)
         random = [self._random(position + i) for i in range(count + 1)]
         chosen = draft.probabilities[np.arange(count), draft.tokens] if count else np.zeros(0)
-        accepted = self._accepted(draft.tokens, np.array([each.random() for each in random[:count]]) * chosen)
+        last = min([most, *(i + 1 for i, token in enumerate(draft.tokens) if token in ends)])  # drafted tokens that may be wanted
+        thresholds = np.array([each.random() for each in random[:count]]) * chosen
+        thresholds[last:] = _REJECTED  # what is behind is not tested
+        accepted = self._accepted(draft.tokens, thresholds)
+        steps = [Step(token, None) for token in draft.tokens[:accepted]]
+        ended = accepted >= last
+        self._decoder.session.broadcast(_ENOUGH if ended else _MORE, "client")
+        if ended:
+            return steps[:last]
         logits = self._decoder.row(accepted)
         p = self._verifier.plan.probabilities(logits)
         instead = residual(draft.probabilities[accepted], p) if accepted < count else p
-        steps = [*(Step(token, None) for token in draft.tokens[:accepted]), Step(draw(random[accepted], instead), logits)]
-        length = min([len(steps), most, *(i + 1 for i, step in enumerate(steps) if step.token in ends)])
-        self._decoder.session.broadcast(str(length).encode(), "client")
-        return steps[:length]
+        return [*steps, Step(draw(random[accepted], instead), logits)]
 
     def follow(self, drafted: int) -> int:
         """The part of a party that is not the client; gives the number of steps."""
-        self._decoder.row(self._accepted([0] * drafted, np.zeros(drafted)))
-        return int(self._decoder.session.broadcast(b"", "client"))
+        accepted = self._accepted([0] * drafted, np.zeros(drafted))
+        if self._decoder.session.broadcast(b"", "client") == _ENOUGH:
+            return accepted
+        self._decoder.row(accepted)
+        return accepted + 1
 
     def _accepted(self, tokens: Sequence[int], thresholds: np.ndarray) -> int:
         return self._verifier.accepted(np.asarray(tokens), thresholds) if len(tokens) else 0

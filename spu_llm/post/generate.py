@@ -47,10 +47,9 @@ class PostDecoder:
     rounds: list[Round] = field(default_factory=list)
 
     def warm_up(self, prompt: Sequence[int], before: Sequence[int] = ()) -> None:
-        """Let the draft model compile what rounds will need, so that it is not booked to them: passes of one token, two, all."""
-        sequence = [*before, *prompt]
-        for end in (1, 3, len(sequence)):
-            self.drafter.propose(sequence[:end], 2)
+        """Let the draft model compile what rounds will need, on a text of the prompt's length that is not the prompt."""
+        for end in (1, 3, len(before) + len(prompt)):
+            self.drafter.propose([0] * end, 2)
 
     def generate(
         self, prompt: Sequence[int], new_tokens: int, ends: Collection[int] = (), before: Sequence[int] = ()
@@ -71,12 +70,14 @@ class PostDecoder:
 
     def _round(self, sequence: Sequence[int], most: int, ends: Collection[int]) -> list[Step]:
         session, start, began = self.decoder.session, self.decoder.length, self.clock()
-        draft = self._draft(sequence)
+        draft = self._draft(sequence, most)
         with session.phase("decode"):
             self._announce(1 + len(draft.tokens))
             self.decoder.score([sequence[-1], *draft.tokens])
-        with session.phase("sampling"):
+        with session.phase("sampling") as phase:
+            booked, since = phase.seconds, time.perf_counter()
             steps = self.disclosure.verify(draft, len(sequence), most, ends)
+            phase.seconds = booked + time.perf_counter() - since  # with what the client does alone
         self.decoder.roll_back(start + len(steps))
         accepted = [step.token for step in steps[: len(draft.tokens)]] == draft.tokens[: len(steps)]
         tested = min(len(steps), len(draft.tokens))
@@ -85,11 +86,12 @@ class PostDecoder:
         self.lengths.learn(made)
         return steps
 
-    def _draft(self, sequence: Sequence[int]) -> Draft:
-        """The client's own work, of one of the lengths that passes have, or empty."""
-        began = time.perf_counter()
-        draft = self.drafter.propose(sequence, self.lengths.choose())
-        length = max((size for size in self.lengths.sizes if size <= len(draft.tokens)), default=0)
+    def _draft(self, sequence: Sequence[int], most: int) -> Draft:
+        """The client's own work, of one of the lengths that passes have, or empty; no longer than `most` tokens need."""
+        began, sizes = time.perf_counter(), self.lengths.sizes
+        enough = min((size for size in sizes if size >= most - 1), default=max(sizes))
+        draft = self.drafter.propose(sequence, min(enough, self.lengths.choose()))
+        length = max((size for size in sizes if size <= len(draft.tokens)), default=0)
         self.decoder.session.phases["draft"].seconds += time.perf_counter() - began
         return Draft(draft.tokens[:length], draft.probabilities[:length])
 

@@ -15,6 +15,7 @@ from .draft import Draft
 class LookupDraft:
     """Continues the longest suffix of at most `longest` tokens that occurred before, by what came after its last occurrence.
 
+    Where that ends with the sequence it begins anew: a text that goes round goes on doing so.
     Suffixes shorter than `shortest` are not looked for: what follows a single common token says little.
     """
 
@@ -25,8 +26,9 @@ class LookupDraft:
         self._longest, self._shortest = longest, shortest
 
     def propose(self, tokens: Sequence[int], length: int) -> Draft:
-        """At most `length` tokens, one-hot rows; fewer where the sequence ends, none where no suffix occurred before."""
-        found = self._continuation(np.asarray(tokens, np.int64))[:length]
+        """`length` tokens, one-hot rows; none where no suffix occurred before."""
+        found = self._continuation(np.asarray(tokens, np.int64))
+        found = np.resize(found, length if len(found) else 0)
         rows = np.zeros((len(found), self.vocabulary))
         rows[np.arange(len(found)), found] = 1.0
         return Draft([int(token) for token in found], rows)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..models.config import DecoderConfig
 from ..models.tokenizer import Tokenizer
 
 _PROBE = "It's 2026: naïve 東京 cafés cost £3.50…\n\n\tdon't  STOP_here; x1=10**6 🙂 "
@@ -38,6 +39,13 @@ def same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
         raise UserError(f"one tokenizer has {len(one.merges)} merges and the other {len(other.merges)}; {_ADVICE}")
     if a.encode(_PROBE) != b.encode(_PROBE):
         raise UserError(f"the tokenizers have the same tokens but split {_PROBE!r} differently; {_ADVICE}")
+
+
+def same_rows(target: DecoderConfig, draft: DecoderConfig) -> None:
+    """Raise UserError unless both models give as many logits: rows past the tokenizer's tokens count too."""
+    a, b = target.vocabulary, draft.vocabulary
+    if a != b:
+        raise UserError(f"the target gives {a} logits and the draft {b}; give a draft with as many rows in its table")
 
 
 def _parts(tokenizer: Tokenizer) -> _Parts:

@@ -77,7 +77,7 @@ class MemoryDraft:
     vocabulary = WORDS
 
     def __init__(self, memory, sampling):
-        self._memory, self._sampler, self._seed = memory, Sampler(sampling), sampling.seed
+        self._memory, self._sampler, self._seed = memory, Sampler(sampling), sampling.drawn_seed
 
     def propose(self, tokens, length):
         drafted, rows = [], []

@@ -25,7 +25,8 @@ def continuation(tokens, longest, shortest):
 def test_longest_suffix_that_occurred_before(tokens, length, sizes):
     shortest, longest = sizes[0], sizes[0] + sizes[1]
     draft = LookupDraft(5, longest, shortest).propose(tokens, length)
-    assert draft.tokens == continuation(tokens, longest, shortest)[:length]
+    found = continuation(tokens, longest, shortest)
+    assert draft.tokens == [found[i % len(found)] for i in range(length if found else 0)]
     assert draft.probabilities.shape == (len(draft.tokens), 5) and draft.probabilities.dtype == np.float64
     assert np.array_equal(draft.probabilities.argmax(-1), draft.tokens) and draft.probabilities.sum() == len(draft.tokens)
 
@@ -33,7 +34,7 @@ def test_longest_suffix_that_occurred_before(tokens, length, sizes):
 def test_a_text_that_repeats_is_foreseen():
     text = [5, 6, 7, 8, 9, 1, 5, 6]
     assert LookupDraft(10).propose(text, 3).tokens == [7, 8, 9]
-    assert LookupDraft(10).propose(text, 9).tokens == [7, 8, 9, 1, 5, 6]
+    assert LookupDraft(10).propose(text, 9).tokens == [7, 8, 9, 1, 5, 6, 7, 8, 9]
     assert LookupDraft(10).propose([1, 2, 3], 4).tokens == []
     with pytest.raises(ValueError, match="there are none"):
         LookupDraft(10, 1, 2)
