@@ -45,7 +45,7 @@ def test_files_beside_the_config_come_first(tmp_path):
         (GOOD, ("generation.promt=x",), "unknown key generation.promt; known here: prompt, new_tokens, capacity"),
         (GOOD, ("protocol.ring=FM65",), "protocol.ring is 'FM65': input should be 'FM64' or 'FM128'"),
         (GOOD, ("protocol={name: ABY3, parties: 2}",), "ABY3 runs between 3 parties, not 2"),
-        (GOOD, ("model=gpt5",), "unknown model 'gpt5'; known: smollm2"),
+        (GOOD, ("model=gpt5",), "unknown model 'gpt5'; known: kjv, kjv-draft"),
         (
             GOOD,
             ("network=moon",),
@@ -60,6 +60,14 @@ def test_files_beside_the_config_come_first(tmp_path):
         ("a: [1\nb: }", (), "line 2: not valid YAML"),
         ("a: !!python/object/apply:os.system [id]", (), "not valid YAML"),
         (GOOD + "baseline: 3\n", (), "baseline is 3"),
+        (GOOD, ("decoding.draft_model=gpt5",), "unknown model 'gpt5'"),
+        (GOOD, ("decoding.draft_model={name: x, patch: y}",), "patch; known here: name, path"),
+        (GOOD, ("decoding.draft_length=0",), "draft_length"),
+        (GOOD, ("decoding={draft_lenght: 4}",), "unknown key decoding.draft_lenght; known here: mode, draft_model, draft_length"),
+        (GOOD, ("decoding={disclosure: flags}", "processes=true"), "disclosure flags runs with the parties as threads only"),
+        (GOOD, ("decoding={draft_length: 4}", "processes=true", "ops=plugin"), "draft with a model"),
+        (GOOD, ("decoding={draft_model: smollm2}", "processes=true", "ops=plugin"), "set decoding.draft_length to a number"),
+        (GOOD, ("decoding={}", "material=x", "ops=plugin"), "material dealt ahead is for passes of one token"),
         (GOOD + "baseline: {protocol: {ring: FM0}}\n", (), "with baseline: protocol.ring is 'FM0'"),
     ],
 )
