@@ -22,7 +22,7 @@ for pair in ${*:-kjv tuned small}; do
     kjv) # a GPT-2 of 3 million parameters on King James, its draft of half a million on general English, then aligned
         made kjv-draft-unaligned.json $make kjv --out "$out"
         made kjv-aligned/report.json $align --target $here/kjv.yaml --draft $here/kjv-draft-unaligned.yaml \
-            --text "$out/texts/public.txt" --out "$out/kjv-aligned" --top-k full --steps 140 --batch 2 --length 576 --rate 3e-3
+            --text "$out/texts/public.txt" --out "$out/kjv-aligned" --top-k full --steps 300 --batch 2 --length 576 --rate 3e-3
         $make ship --out "$out"
         ;;
     tuned) # SmolLM2 as an owner tuned it on King James; the draft is the public SmolLM2, then aligned
@@ -33,7 +33,7 @@ for pair in ${*:-kjv tuned small}; do
     small) # SmolLM2 itself; the draft is a Llama of two of its layers, distilled from it
         made smollm2-small-undistilled/config.json $make small --out "$out"
         made smollm2-small/report.json $align --target smollm2 --draft $here/smollm2-small-undistilled.yaml \
-            --text "$out/texts/brown.txt" --out "$out/smollm2-small" --top-k 64 --steps 120 --learn 40000 --held-out 1024 \
+            --text "$out/texts/brown.txt" --out "$out/smollm2-small" --top-k 64 --steps 80 --learn 20000 --held-out 1024 \
             --rate 5e-4 --keep-table
         ;;
     *)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import UserError
+from . import t5
 from .config import Reader
 from .decoder import FAMILIES, Decoder
 from .gguf_file import open_gguf
@@ -20,12 +21,25 @@ from .tokenizer import Tokenizer, gguf_tokenizer, read_folder_tokenizer
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Constants that some checkpoints carry along with the weights."""
 
+_T5_COPIES = ("coder.embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight")
+"""What some T5 checkpoints repeat (the embedding, once a stack) or carry unused (cross-attention knows no positions)."""
+
+_Model = TypeVar("_Model", bound=Decoder)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A decoder and its tokenizer (None where the checkpoint brings none)."""
 
     decoder: Decoder
+    tokenizer: Tokenizer | None
+
+
+@dataclass(frozen=True)
+class T5Checkpoint:
+    """An encoder and decoder and their tokenizer (None where the checkpoint brings none)."""
+
+    model: t5.T5
     tokenizer: Tokenizer | None
 
 
@@ -40,6 +54,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return _load_gguf(path)
 
 
+def load_t5(path: Path) -> T5Checkpoint:
+    """Read a Hugging Face folder of type "t5". Raises UserError as `load_checkpoint`."""
+    tokenizer, place = read_folder_tokenizer(path), _safetensors_places(path)
+    names = [name for name in place if not name.endswith(_T5_COPIES)]
+    hf, tensor = _read_json(path / "config.json"), _safetensors_reader(path, place)
+    return T5Checkpoint(_build(hf, tensor, names, str(path), {"t5": t5}, t5.T5), tokenizer)
+
+
 def load_tokenizer(path: Path) -> Tokenizer | None:
     """A checkpoint's tokenizer alone: all that a client reads of it. Raises UserError as `load_checkpoint`."""
     if path.is_dir():
@@ -52,21 +74,23 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
 def _load_folder(folder: Path) -> Checkpoint:
     tokenizer = read_folder_tokenizer(folder)
     place = _safetensors_places(folder)
-    decoder = _build(_read_json(folder / "config.json"), _safetensors_reader(folder, place), place, str(folder))
-    return Checkpoint(decoder, tokenizer)
+    hf, tensor = _read_json(folder / "config.json"), _safetensors_reader(folder, place)
+    return Checkpoint(_build(hf, tensor, place, str(folder), FAMILIES, Decoder), tokenizer)
 
 
 def _load_gguf(path: Path) -> Checkpoint:
     file = open_gguf(path)
     tokenizer = gguf_tokenizer(file.fields, str(path))
-    return Checkpoint(_build(file.hf_config, file.tensor, file.hf_names, str(path)), tokenizer)
+    return Checkpoint(_build(file.hf_config, file.tensor, file.hf_names, str(path), FAMILIES, Decoder), tokenizer)
 
 
-def _build(hf: dict[str, Any], tensor: Reader, names: Iterable[str], place: str) -> Decoder:
-    """The decoder of a config whose tensors `tensor` reads. A tensor of `names` left unread means that the config is wrong."""
-    family = FAMILIES.get(str(hf.get("model_type")))
+def _build(
+    hf: dict[str, Any], tensor: Reader, names: Iterable[str], place: str, families: Mapping[str, Any], make: type[_Model]
+) -> _Model:
+    """The model of a config whose tensors `tensor` reads. A tensor of `names` left unread means that the config is wrong."""
+    family = families.get(str(hf.get("model_type")))
     if family is None:
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(sorted(families))
         raise UserError(f"{place}: model_type {hf.get('model_type')!r} is not supported; known families: {known}")
     try:
         config = family.read_config(hf)
@@ -83,12 +107,12 @@ def _build(hf: dict[str, Any], tensor: Reader, names: Iterable[str], place: str)
             raise UserError(f"{place}: tensor {name} holds values that are not finite; fetch the checkpoint again")
         return value
 
-    decoder = Decoder(config, family.read_params(finite, config))
-    decoder.check_shapes()
+    model = make(config, family.read_params(finite, config))
+    model.check_shapes()
     unread = sorted(name for name in names if _plain(name) not in read and not name.endswith(_BUFFERS))
     if unread and not (config.tied_head and unread == ["lm_head.weight"]):
         raise UserError(f"{place}: tensor {unread[0]} has no place in the model that its config describes; is the config right?")
-    return decoder
+    return model
 
 
 def _plain(name: str) -> str:

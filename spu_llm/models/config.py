@@ -49,10 +49,7 @@ class DecoderConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is {value!r}, not a whole number above 0")
-        if self.width % self.heads or self.heads % self.kv_heads:
-            raise ValueError(
-                f"width {self.width}, heads {self.heads}, kv_heads {self.kv_heads}: each must be a multiple of the next"
-            )
+        self._check_heads()
         if self.rope_base is not None and (self.rope_base <= 0 or self.head_width % 2):
             raise ValueError(
                 f"rotary positions need a positive base and an even head width, not {self.rope_base} and {self.head_width}"
@@ -60,6 +57,12 @@ class DecoderConfig:
         if not 0 < self.epsilon < 1 or type(self.tied_head) is not bool:
             raise ValueError(f"epsilon {self.epsilon!r} or tied_head {self.tied_head!r} makes no sense")
         self._check_experts()
+
+    def _check_heads(self) -> None:
+        if self.width % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"width {self.width}, heads {self.heads}, kv_heads {self.kv_heads}: each must be a multiple of the next"
+            )
 
     def _check_experts(self) -> None:
         experts, chosen = self.experts, self.experts_per_token

@@ -24,7 +24,7 @@ from spu_llm.network.emulation import Relay
 
 TIMEOUT, ENDS_WITHIN = 6, 40
 NEW = 24
-GENERATION = {"prompt": TEXT[:12], "new_tokens": NEW}
+GENERATION = {"prompt": TEXT[18:30], "new_tokens": NEW}  # its greedy tokens lead by 0.58 at least
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_drafts_are_verified_between_processes(model, tmp_path):
     config = LLAMA | {"num_hidden_layers": 1}
     write_checkpoint(folder, config)
     random = np.random.default_rng(0)
-    near = {name: value + 0.05 * random.standard_normal(value.shape) for name, value in tensors(config).items()}
+    near = {name: value + 0.25 * random.standard_normal(value.shape) for name, value in tensors(config).items()}
     save_file({name: value.astype(np.float32) for name, value in near.items()}, folder / "model.safetensors")
     write_tokenizer(folder, config["vocab_size"])
     decoding = {"draft_model": {"name": "draft", "path": str(folder)}, "draft_length": 3}
