@@ -1,6 +1,6 @@
 #!/bin/sh
-# POST against the same decoding token by token: the tuned SmolLM2 with the public one as its draft on lan and wan, drafts of 4, 8 and 16
-# tokens and of the aligned draft; 500 greedy tokens of the small pair; the small pair on CHEETAH; passes by their positions; sampling
+# POST against the same decoding token by token: the tuned SmolLM2 with its aligned draft on lan and wan, drafts of 4, 8 and 16 tokens, and
+# of the public SmolLM2 as it is; 500 greedy tokens of the small pair; the small pair on CHEETAH; passes by their positions; sampling
 # naive and as it is done. Run from the repository's root after experiments/post_models/run.sh; takes about 70 minutes on two cores.
 # Finished runs are not repeated.
 set -eu
@@ -13,7 +13,7 @@ done
 for length in 4 16; do
     spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set "decoding.draft_length=$length" --out "$out/lan_$length" --quiet
 done
-spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set decoding.draft_model=smollm2-tuned-draft --out "$out/lan_aligned" --quiet
+spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set decoding.draft_model=smollm2 --out "$out/lan_unaligned" --quiet
 spu-llm run configs/experiment/post_flags.yaml --out "$out/flags" --quiet
 spu-llm run "$here/greedy.yaml" --out "$out/greedy" --quiet
 spu-llm run "$here/cheetah.yaml" --out "$out/cheetah" --quiet

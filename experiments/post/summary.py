@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-RUNS = ("lan", "wan", "lan_4", "lan_16", "lan_aligned", "flags", "greedy", "cheetah")
+RUNS = ("lan", "wan", "lan_4", "lan_16", "lan_unaligned", "flags", "greedy", "cheetah")
 POST = ("draft_model", "draft_length", "disclosure", "acceptance_rate", "tokens_per_round", "sampling_share", "draft_share")
 
 

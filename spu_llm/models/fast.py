@@ -18,12 +18,15 @@ from .cache import LayerCache, Window, empty_cache, window
 from .config import DecoderConfig, Params
 from .decoder import Decoder
 
-_SIZES = (4, 16, 64)
+_SIZES = (1, 4, 16, 64)
 """Tokens of a pass: a program is compiled for each size that is met, and a pass is padded to the least that holds it.
 
-None is smaller than 4: XLA multiplies a single row on one core, and by a transposed table many times slower than four rows. All
-layers in one program would be no faster: scanned, it copies each layer's weights; unrolled, it takes a minute to compile.
+All layers in one program would be no faster: scanned, it copies each layer's weights; unrolled, it takes a minute to compile.
+Neither would weights in bfloat16, which XLA widens before each product.
 """
+
+_HEAD_ROWS = 4
+"""Rows for the output layer, at least: one row by a transposed table takes XLA many times as long as four."""
 
 
 class FastDecoder:
@@ -87,4 +90,7 @@ def _layer(config: DecoderConfig, params: Params, x: jax.Array, cache: LayerCach
 
 @partial(jax.jit, static_argnums=0)
 def _logits(config: DecoderConfig, params: Params, table: jax.Array, x: jax.Array) -> jax.Array:
-    return Decoder(config, {}).final(params, x) @ table.T
+    """x [n, width] -> logits [n, vocabulary]."""
+    n = len(x)
+    x = jnp.pad(Decoder(config, {}).final(params, x), ((0, max(0, _HEAD_ROWS - n)), (0, 0)))
+    return (x @ table.T)[:n]
