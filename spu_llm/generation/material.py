@@ -89,7 +89,7 @@ def blind_decoder(session: Session, model: Published, capacity: int, supply: Sup
 
 
 class AheadDealer:
-    """The dealer of one generation: `advance` and `score` as its decoder will, and the messages come to lie in `folder`.
+    """The dealer of one generation: `advance`, `score` and `roll_back` as its decoder will, and the messages come to lie in `folder`.
 
     It is given what the model's owner publishes. Each run's messages are written before the next is dealt, so it holds one run's
     and the masks. Raises UserError where the folder has material already.
@@ -116,6 +116,10 @@ class AheadDealer:
         """Deal for a pass of `count` tokens whose logits are all wanted."""
         self._decoder.score([0] * count)
         self._lasts.append(self._supply.next - 1)
+
+    def roll_back(self, length: int) -> None:
+        """As the decoder will, where that is known."""
+        self._decoder.roll_back(length)
 
     def wait(self, ahead: int, patience: float = inf) -> None:
         """Return when fewer than `ahead` of the passes dealt so far are still to be used up.

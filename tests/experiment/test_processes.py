@@ -110,6 +110,11 @@ def failure(process):
 
 
 def test_a_generation_survives_a_killed_and_a_stopped_party(model, tmp_path):
+    sessions = set()
+
+    def note_sessions():  # the dealer forgets one a minute after it is all fetched
+        sessions.update(path.name for path in (tmp_path / "dealer").iterdir() if path.is_dir())
+
     with town(tmp_path, model) as parties:
         parties.start("dealer")
         for stop in (signal.SIGKILL, signal.SIGSTOP):
@@ -123,18 +128,21 @@ def test_a_generation_survives_a_killed_and_a_stopped_party(model, tmp_path):
             assert line.startswith(f"error: owner ({parties.addresses['owner']}) ")
             assert line.endswith("start the parties again: the client goes on after its last whole token")
             assert seconds < TIMEOUT + 15
+            note_sessions()
             if stop == signal.SIGSTOP:
                 os.kill(owner.pid, signal.SIGCONT)
                 assert "client (" in failure(owner)[0]
         done = len(json.loads(kept.read_text())["tokens"])
         assert 2 <= done < NEW
         owner, client = parties.start("owner"), parties.start("client")
+        wait_for_more(kept, done)
+        note_sessions()
         assert client.wait(120) == 0, client.stderr.read()
         assert owner.wait(30) == 0, owner.stderr.read()
         metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
         assert metrics["resumed_at"] == done
         assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
-        assert len([path for path in (tmp_path / "dealer").iterdir() if path.is_dir()]) == 3  # material anew each time
+        assert len(sessions) == 3  # material anew each time
         assert kept.stat().st_mode & 0o077 == 0
         again = parties.start("client")  # alone: there is nothing left to do
         assert again.wait(60) == 0, again.stderr.read()

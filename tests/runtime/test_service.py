@@ -338,7 +338,7 @@ def used(room, role):
 
 def test_kills_lose_and_double_nothing(room):
     """Dealer and parties are killed again and again while they work: each record is used once, but for one that a kill took."""
-    count, choose, kills = 40, random.Random(5), {"dealer": 0, "client": 0, "owner": 0}
+    count, choose, kills = 80, random.Random(5), {"dealer": 0, "client": 0, "owner": 0}
     with Nursery() as nursery:
         address, dealer, parties = start_all(nursery, room, count)
         until(lambda: all(used(room, role) for role in ROLES))
