@@ -19,7 +19,7 @@ from .dealer.beaver.server import BeaverServer
 from .errors import UserError
 from .experiment.dealer import serve_material
 from .experiment.party import run_client, run_follower
-from .experiment.schema import load_experiment
+from .experiment.schema import is_address, load_experiment
 from .network.certificates import Identity
 from .progress import Progress, bar, silent
 from .runtime.workspace import workspace
@@ -52,6 +52,8 @@ def party_command(config: Path, role: str, out: Path, overrides: tuple[str, ...]
     progress = _progress(quiet)
     try:
         experiment, _ = load_experiment(config, overrides)
+        if experiment.parties is not None and not quiet:
+            click.echo(f"waiting for the other parties, up to {experiment.parties.patience:g} s", err=True)
         if role == "client":
             # between machines a clock shows the network's time as well; the launcher's processes follow the network's mode
             run_client(experiment, out, progress, stream, None if with_parent else "measured")
@@ -91,6 +93,9 @@ def dealer_command(
     """
     if with_parent:
         _end_with_parent()
+    for option, address in (("--listen", listen), ("--beaver", beaver)):
+        if address is not None and not is_address(address):
+            raise UserError(f"{option} {address}: give HOST:PORT, for example 0.0.0.0:9000")
     identity = Identity(certificates, "dealer")
     with ExitStack() as stack:
         server = stack.enter_context(serve_material(listen, identity, out, ahead, _progress(quiet)))

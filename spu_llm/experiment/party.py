@@ -217,8 +217,7 @@ def _decoder(
         yield SecureDecoder(session, decoder, capacity, model.prefix)
         return
     parties, role = _parties(experiment), session.roles[session.rank]
-    if parties.dealer is None:
-        raise UserError("parties.dealer is missing: ops plugin needs the address of `spu-llm dealer`")
+    assert parties.dealer is not None  # as the config was checked
     draft = 0 if experiment.decoding is None else experiment.decoding.longest
     facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity, draft)
     wanted = Wanted(opening["session"], json.dumps({"model": model.to_json().decode(), "facts": asdict(facts)}).encode())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import UserError
 from ..generation import SamplingConfig
@@ -18,7 +20,6 @@ from ..runtime import ProtocolConfig
 from ..soal.prepared import read_prefix
 
 _NARROW_BITS = 18
-_ADDRESS = r"^\S+:\d+$"
 _LONGEST_DRAFT = 64  # at which no draft is accepted whole
 
 Disclosure = Literal["distribution", "flags", "all-flags"]
@@ -73,6 +74,21 @@ class DecodingConfig(BaseModel):
         return max(self.sizes)
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and not any(map(str.isspace, text)) and port.isdecimal() and int(port) < 1 << 16
+
+
+def _checked_address(text: str) -> str:
+    if not is_address(text):
+        raise ValueError("give HOST:PORT")
+    return text
+
+
+_Address = Annotated[str, AfterValidator(_checked_address)]
+
+
 class PartiesConfig(BaseModel):
     """Where each role's process is, for `spu-llm party` and `spu-llm dealer`: HOST:PORT, one's own being where it listens.
 
@@ -83,10 +99,10 @@ class PartiesConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    client: str = Field(pattern=_ADDRESS)
-    owner: str = Field(pattern=_ADDRESS)
-    helper: str | None = Field(default=None, pattern=_ADDRESS)
-    dealer: str | None = Field(default=None, pattern=_ADDRESS)
+    client: _Address
+    owner: _Address
+    helper: _Address | None = None
+    dealer: _Address | None = None
     certificates: Path
     timeout: float = Field(default=30.0, ge=3)
     patience: float = Field(default=120.0, ge=1)
@@ -149,6 +165,8 @@ class Experiment(BaseModel):
             )
         if self.apart and self.ops == "generic":
             raise ValueError("ops generic runs with the parties as threads only; set ops: plugin or stock, or processes: false")
+        if self.parties is not None and self.parties.dealer is None and self.ops == "plugin":
+            raise ValueError("parties.dealer is missing: ops plugin needs the address of `spu-llm dealer`")
         if self.apart and self.material is not None:
             raise ValueError("processes fetch their material from the dealer's process; leave material out")
         return self
@@ -247,7 +265,7 @@ def _named(kind: str, name: str, folder: Path, place: str) -> dict[str, Any]:
             raw = read_yaml(path)
             for key in ("path", "calibration"):
                 if isinstance(raw.get(key), str):
-                    raw[key] = path.parent / raw[key]
+                    raw[key] = Path(os.path.normpath(path.parent / raw[key]))
             return raw
     known = sorted({found.stem for base in (folder, CONFIGS) for found in (base / kind).glob("*.yaml")})
     raise UserError(f"{place}: unknown {kind} {name!r}; known: {', '.join(known)}, or give the path of a .yaml file")
@@ -289,12 +307,13 @@ def _validate(raw: dict[str, Any], place: str) -> Experiment:
 def _first_line(error: ValidationError, place: str, model: type[BaseModel]) -> str:
     """The first problem of a validation, in one line."""
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "settings"
+    where = ".".join(str(key) for key in first["loc"] if re.fullmatch(r"\w+", str(key))) or "settings"  # not the names of types
     if first["type"] == "extra_forbidden":
         return f"{place}: unknown key {where}; known here: {', '.join(_known_keys(model, first['loc'][:-1]))}"
     if first["type"] == "missing":
         return f"{place}: {where} is missing; add it"
-    reason = first["msg"].removeprefix("Value error, ")
+    mapping = "give a mapping of settings"
+    reason = mapping if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
     reason = reason[0].lower() + reason[1:] if first["type"] != "value_error" else reason
     given = first["input"]
     value = f" is {given!r}" if isinstance(given, (str, int, float, bool)) else ""

@@ -89,7 +89,7 @@ def blind_decoder(session: Session, model: Published, capacity: int, supply: Sup
 
 
 class AheadDealer:
-    """The dealer of one generation: `advance`, `score` and `roll_back` as its decoder will, and the messages come to lie in `folder`.
+    """The dealer of one generation: `advance`, `score`, `roll_back` as its decoder will; the messages come to lie in `folder`.
 
     It is given what the model's owner publishes. Each run's messages are written before the next is dealt, so it holds one run's
     and the masks. Raises UserError where the folder has material already.

@@ -52,7 +52,7 @@ class ModelConfig(BaseModel):
         """The checkpoint's path, fetched if need be. Raises UserError when it cannot be had."""
         if self.package is None:
             if self.path is None or not self.path.exists():
-                raise UserError(f"{self.path}: no such checkpoint; correct path in the config of model {self.name}")
+                raise UserError(f"{self.path}: no such checkpoint; make it as model {self.name}'s config says, or correct path")
             return self.path
         return fetch(self.package)
 

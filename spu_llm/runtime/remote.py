@@ -35,6 +35,7 @@ _DAY_MS = 86_400_000  # a message may take as long as a party computes; the watc
 _RETRY_MS = 500
 _RESEND_FACTOR = 4
 _NONCE_BYTES = 32
+_CONNECT_GRACE = 5.0  # for the link's own report of why it did not come about, which says more
 _GRACE_SECONDS = 3.0  # for the watch to learn why a message failed
 
 
@@ -72,12 +73,13 @@ class RemoteSession(Session):
         self._identity = replace(peers.identity, folder=peers.identity.folder.absolute())
         self._watch: Watch | None = None
         self.rank = self.roles.index(peers.role)
+        self._connected_by = time.monotonic() + peers.patience + _CONNECT_GRACE
         start_profiling()
         try:
             config = protocol.spu_config(profile=True, identity=self._identity)
             self._open([Party(self.rank, self._connect, config, protocol.world_size)])
         except RuntimeError as error:
-            raise self._unreached(error) from None
+            raise self._unreached(str(error).splitlines()[0][:160]) from None
         (party,) = self.parties
         party.post = PacedSender(party.channel, peers.network, round(1e3 * peers.timeout)).send
         link = party.link.spawn()
@@ -108,13 +110,12 @@ class RemoteSession(Session):
         secure_link(desc, self._identity)
         return libspu.link.create_brpc(desc, self.rank)
 
-    def _unreached(self, error: RuntimeError) -> UserError:
+    def _unreached(self, reason: str) -> UserError:
         """Why the link did not come about."""
         for role in self.roles:
             if role != self._peers.role:
                 check_peer(self._peers.addresses[role], self._identity, role)
         others = ", ".join(f"{role} at {self._peers.addresses[role]}" for role in self.roles if role != self._peers.role)
-        reason = str(error).splitlines()[0][:160]
         return UserError(
             f"no link to {others} within {self._peers.patience:g} seconds ({reason}); start all parties, or correct an address"
         )
@@ -160,6 +161,8 @@ class RemoteSession(Session):
         """UserError where a peer is gone: to be asked while this party waits for somebody else."""
         if self._watch is not None:
             self._watch.check()
+        elif time.monotonic() > self._connected_by:
+            raise self._unreached("nobody answered")
 
     def meet(self) -> None:
         """One message of a byte to each other party."""
