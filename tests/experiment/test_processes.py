@@ -189,11 +189,12 @@ def test_stock_operations_with_a_third_partys_triples(model, tmp_path):
             assert time.monotonic() < end
             time.sleep(0.1)
         settings = {"ops": "stock", "protocol": {"beaver": {"address": parties.beaver, "public_key": str(key)}}}
-        owner, client = parties.start("owner", **settings), parties.start("client", **settings)
+        few = {"generation": GENERATION | {"new_tokens": 6}}
+        owner, client = parties.start("owner", **settings, **few), parties.start("client", **settings, **few)
         assert client.wait(200) == 0, client.stderr.read()
         assert owner.wait(30) == 0, owner.stderr.read()
         metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
-        assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
+        assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], 6)
         assert metrics["trust"].startswith("third-party Beaver server") and metrics["network"]["mode"] == "measured"
 
 
