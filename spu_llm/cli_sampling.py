@@ -9,8 +9,7 @@ import click
 
 from .bench.sampling import bench_sampling
 from .errors import UserError
-from .experiment.schema import CONFIGS, read_yaml
-from .network import NetworkProfile
+from .experiment.schema import load_network
 from .progress import bar, silent
 from .runtime import ProtocolConfig
 
@@ -40,7 +39,7 @@ def sampling_command(
         raise UserError(f"--ops plugin: runs on SEMI2K, not on {protocol}; leave --protocol out or use --ops stock")
     if ops == "stock" and refined:
         raise UserError("--refined: is for --ops plugin; stock operations have room for poor predictions; leave it out")
-    networks = [NetworkProfile.model_validate(read_yaml(CONFIGS / "network" / f"{name}.yaml")) for name in _NETWORKS]
+    networks = [load_network(name) for name in _NETWORKS]
     config, progress = ProtocolConfig.model_validate({"name": protocol}), silent if quiet else bar
     found = bench_sampling(vocabulary, draft_length, ops, config, networks, repeats, refined, progress)
     click.echo(json.dumps(found) if as_json else _table(found))

@@ -65,6 +65,11 @@ def client_decoder(decoder: Decoder, experiment: Experiment, tokenizer: Tokenize
     return _post_decoder(decoder, experiment, known_disclosure(decoder, experiment), tokenizer, "measured")
 
 
+def scored_passes(experiment: Experiment) -> list[int]:
+    """Tokens of the passes that verify drafts."""
+    return [] if experiment.decoding is None else [1 + size for size in experiment.decoding.sizes]
+
+
 def known_disclosure(decoder: Decoder, experiment: Experiment) -> Distribution:
     """What every process knows of how a pass is opened."""
     return Distribution(decoder, experiment.generation.sampling)

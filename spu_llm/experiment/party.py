@@ -35,7 +35,7 @@ from ..runtime.beaver import settings
 from ..runtime.remote import Peers, RemoteSession
 from ..runtime.service import Limits, MaterialPuller, Wanted
 from ..runtime.supply import StoredSupply
-from .decoding import client_decoder, known_disclosure, post_metrics, post_phases
+from .decoding import Decoder, client_decoder, known_disclosure, post_metrics, post_phases, scored_passes
 from .files import make_folder, write_whole
 from .journal import Journal
 from .metrics import collect, peak_memory, ranges_of
@@ -46,8 +46,6 @@ from .schema import Experiment, PartiesConfig
 _PATIENCE = 3600.0  # for a message whose dealer is at work; one that is gone is noticed by the puller
 _HOLD_ALL = 1 << 50
 _METRICS, _MATERIAL = "metrics.json", "material"
-
-Decoder = AssistedDecoder | SecureDecoder
 
 
 def run_client(
@@ -82,7 +80,7 @@ def run_client(
         check_tokens(experiment.model.name, model.config, [*model.prefix, *prompt])
         with _decoder(experiment, session, model, opening, out, None) as decoder:
             post = None if experiment.decoding is None else client_decoder(decoder, experiment, tokenizer)
-            decoder.set_up(len(before), progress, _scored(experiment))
+            decoder.set_up(len(before), progress, scored_passes(experiment))
             announced, ends = _Announced(session, decoder), model.config.end_tokens
             if post is None:
                 found = generate(announced, before, count - resumed, sampler, ends, session.phase)
@@ -124,7 +122,7 @@ def run_follower(experiment: Experiment, role: str, out: Path, progress: Progres
         opening = json.loads(session.broadcast(b"", "client"))
         model = Published.from_json(session.broadcast(own, "owner"))
         with _decoder(experiment, session, model, opening, out, owned) as decoder:
-            decoder.set_up(opening["prompt_tokens"], progress, _scored(experiment))
+            decoder.set_up(opening["prompt_tokens"], progress, scored_passes(experiment))
             if experiment.decoding is None:
                 _follow(session, decoder)
             else:
@@ -144,11 +142,6 @@ def _follow(session: RemoteSession, decoder: Decoder) -> None:
                 return
             decoder.advance([0] * count)
         phase = "decode"
-
-
-def _scored(experiment: Experiment) -> list[int]:
-    """Tokens of the passes that verify drafts."""
-    return [] if experiment.decoding is None else [1 + size for size in experiment.decoding.sizes]
 
 
 @dataclass(frozen=True)
@@ -232,8 +225,8 @@ def _decoder(
             yield blind_decoder(session, model, capacity, supply, draft > 0)
         else:
             decoder, rows = owned.checkpoint.decoder, None if experiment.soal is None else prepared_file(experiment).prefix_rows
-            given = owned.calibration, capacity, model.prefix, owned.ranges, supply, rows, draft > 0
-            yield AssistedDecoder(session, decoder, *given)
+            measured_on = owned.calibration, capacity, model.prefix, owned.ranges
+            yield AssistedDecoder(session, decoder, *measured_on, supply=supply, prefix_rows=rows, appends=draft > 0)
     shutil.rmtree(folder)
 
 

@@ -23,7 +23,7 @@ from ..models.tokenizer import Tokenizer
 from ..progress import Progress, silent
 from ..runtime import Session
 from ..runtime.workspace import workspace
-from .decoding import draft_files, post_decoder, post_metrics, post_phases, target_model
+from .decoding import draft_files, post_decoder, post_metrics, post_phases, scored_passes, target_model
 from .files import make_folder, write_whole
 from .launch import measure_apart
 from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
@@ -72,7 +72,7 @@ def measure(
         served = replace(checkpoint, decoder=target.decoder)
         secure = _decoder(session, experiment, served, capacity, len(prompt), progress)
         post = None if experiment.decoding is None else post_decoder(secure, experiment, target, tokenizer)
-        secure.set_up(len(prompt), progress, () if post is None else [1 + size for size in post.lengths.sizes])
+        secure.set_up(len(prompt), progress, scored_passes(experiment))
         count, ends = experiment.generation.new_tokens, checkpoint.decoder.config.end_tokens
         if post is None:
             found = generate(secure, prompt, count, Sampler(experiment.generation.sampling), ends, session.phase)

@@ -17,10 +17,9 @@ import numpy as np
 from ..generation.generate import Step
 from ..generation.sampling import Sampler, SamplingConfig
 from .draft import Draft
-from .residual import draw, verdict
+from .residual import draw, target_random, verdict
 from .scores import Scores
 
-_STREAM = 1  # of the target's random numbers; the draft has its own
 _MORE, _ENOUGH = b"1", b"0"
 
 
@@ -34,7 +33,7 @@ class Distribution:
 
     def first(self, logits: np.ndarray, position: int) -> Step:
         """The token after a prompt."""
-        return Step(draw(self._random(position), self._sampler.probabilities(logits)), logits)
+        return Step(draw(target_random(self._seed, position), self._sampler.probabilities(logits)), logits)
 
     def verify(self, draft: Draft, position: int, most: int, ends: Collection[int]) -> list[Step]:
         """What follows a pass over a token and the drafted ones after it; the first step has `position` in the sequence.
@@ -62,7 +61,7 @@ class Distribution:
         return drafted + 1
 
     def _step(self, draft: Draft, i: int, position: int) -> Step:
-        logits, random = self._decoder.row(i), self._random(position + i)
+        logits, random = self._decoder.row(i), target_random(self._seed, position + i)
         probabilities = self._sampler.probabilities(logits)
         if i == len(draft.tokens):
             return Step(draw(random, probabilities), logits)
@@ -71,6 +70,3 @@ class Distribution:
 
     def _say(self, what: bytes) -> bytes:
         return self._decoder.session.broadcast(what, "client")
-
-    def _random(self, position: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, _STREAM, position])

@@ -74,14 +74,13 @@ from ..primitives.scale import scale
 from ..runtime import Slot
 from ..runtime.assisted import Assisted, DealtProgram
 from .draft import Draft
-from .residual import draw, residual
+from .residual import draw, residual, target_random
 from .scores import Scores
 
 LARGEST_VOCABULARY = 4096
 
 _MORE, _ENOUGH = b"1", b"0"
 _REJECTED = 1.0 - 2.0**-20  # r q of a token that nobody wants any more: above all p but one that is as good as certain
-_STREAM = 1  # of the target's random numbers, as in distribution.py: both disclosures draw the same tokens, up to rounding
 _LEAST_TEMPERATURE = 1e-4  # below it sampling is greedy
 _INSTEAD = "set decoding.disclosure: distribution"
 
@@ -335,7 +334,7 @@ class Flags:
 
     def first(self, logits: np.ndarray, position: int) -> Step:
         """The token after a prompt, whose logits the client has."""
-        return Step(draw(self._random(position), self._verifier.plan.probabilities(logits)), logits)
+        return Step(draw(target_random(self._seed, position), self._verifier.plan.probabilities(logits)), logits)
 
     def verify(self, draft: Draft, position: int, most: int, ends: Collection[int]) -> list[Step]:
         """What follows a pass over a token and the drafted ones after it; the first step has `position` in the sequence.
@@ -343,7 +342,7 @@ class Flags:
         The accepted tokens, of which the client gets no logits, and one more. At most `most`, none after one of `ends`.
         """
         count = len(draft.tokens)
-        random = [self._random(position + i) for i in range(count + 1)]
+        random = [target_random(self._seed, position + i) for i in range(count + 1)]
         chosen = draft.probabilities[np.arange(count), draft.tokens] if count else np.zeros(0)
         last = min([most, *(i + 1 for i, token in enumerate(draft.tokens) if token in ends)])  # drafted tokens that may be wanted
         thresholds = np.array([each.random() for each in random[:count]]) * chosen
@@ -369,6 +368,3 @@ class Flags:
 
     def _accepted(self, tokens: Sequence[int], thresholds: np.ndarray) -> int:
         return self._verifier.accepted(np.asarray(tokens), thresholds) if len(tokens) else 0
-
-    def _random(self, position: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, _STREAM, position])

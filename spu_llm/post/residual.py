@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+_STREAM = 1  # the draft's is another (draft.py)
+
 
 def verdict(random: np.random.Generator, token: int, q: np.ndarray, p: np.ndarray) -> int | None:
     """None where a drafted token is accepted, else the token that takes its place.
@@ -29,6 +31,11 @@ def residual(q: np.ndarray, p: np.ndarray) -> np.ndarray:
     rest = np.maximum(p - q, 0.0)
     total = rest.sum()
     return rest / total if total > 0 else p
+
+
+def target_random(seed: int, position: int) -> np.random.Generator:
+    """The numbers by which a position is accepted or drawn anew; both disclosures take the same, a draft has its own."""
+    return np.random.default_rng([seed, _STREAM, position])
 
 
 def draw(random: np.random.Generator, p: np.ndarray) -> int:
