@@ -143,7 +143,7 @@ class Dealing:
         c = yield from self.open(value)
         if shift not in value.views:
             assert value.mask is not None
-            hidden = self.recorder.derive(lambda r: _up(r, shift), value.mask) if shift else value.mask
+            hidden = self.recorder.derive(lambda r: raised(r, shift), value.mask) if shift else value.mask
             value.views[shift] = (logical_shift(c, shift), hidden)
         public, hidden = value.views[shift]
         return Opened(public, hidden, modulus - shift)
@@ -184,7 +184,7 @@ def _low(x: Any, bits: int) -> Any:
     return x if bits >= RING else x & ((1 << bits) - 1)
 
 
-def _up(mask: np.ndarray, shift: int) -> np.ndarray:
+def raised(mask: np.ndarray, shift: int) -> np.ndarray:
     """The hidden part of x >> shift: c >> shift falls short by the borrow, so the mask's is rounded up half the time."""
     return logical_shift(mask, shift) + 1
 
@@ -195,7 +195,8 @@ class Dealt:
 
     Arguments and results are flat. `operands` says which arguments are masked operands, by name: such an argument is a pair
     (opened value, shares of the whole), or (opened value, shares of its mask) where a result, the operand grown, keeps its name.
-    `keeps` says which results are operands, pairs of the latter kind. `tree` is the structure of the results.
+    `keeps` says which results are operands, pairs of the latter kind if they were arguments and of the former if they are new.
+    `tree` is the structure of the results.
     With `checked` there is one more result: a share of 0 where every lookup's input was in range (see range_check.py).
     """
 
@@ -260,7 +261,8 @@ def _evaluate(dealt: Dealt, dealing: Dealing, args: Sequence[Any]) -> list[Any]:
         if i in dealt.keeps:
             opened = value.views["operand"]
             recorder.retain(dealt.keeps[i], opened.hidden)
-            out.append((opened.public, opened.hidden.share))
+            grown = dealt.keeps[i] in dealt.operands.values()
+            out.append((opened.public, opened.hidden.share if grown else opened.share))
         else:
             out.append(share_of(value))
     if dealing.violations is not None:

@@ -28,6 +28,11 @@ def append(cache: Fixed, rows: Fixed, start: jax.Array) -> Fixed:
     return Fixed(raw, cache.bits, min(cache.modulus, rows.modulus - shift))
 
 
+def seal(x: Fixed) -> Fixed:
+    """x as an operand that later programs find opened, under a mask that only they and the dealer know. 1 round."""
+    return x.with_raw(seal_p.bind(x.raw, modulus=x.modulus))
+
+
 def first_rows(cache: Fixed, count: int) -> Fixed:
     """The first `count` rows of an operand, still opened. Local."""
     return cache.with_raw(first_rows_p.bind(cache.raw, count=count))
@@ -60,6 +65,15 @@ def _write(cache: np.ndarray, rows: np.ndarray, start: int) -> np.ndarray:
     return cache
 
 
+def _seal_plain(x: Any, *, modulus: int) -> Any:
+    return x
+
+
+def _seal_dealer(dealing: Dealing, x: Value, *, modulus: int) -> Generator[Request, None, Value]:
+    opened = yield from dealing.opened(x, 0, modulus)
+    return Value.operand(opened)
+
+
 def _first_plain(cache: Any, *, count: int) -> Any:
     return cache[:count]
 
@@ -76,3 +90,4 @@ def _refuse(args: tuple, axes: tuple, **params: Any) -> Any:
 
 append_p = define("append", _append_plain, _append_stock, _append_dealer, _refuse)
 first_rows_p = define("first_rows", _first_plain, _first_plain, _first_dealer, _refuse)
+seal_p = define("seal", _seal_plain, _seal_plain, _seal_dealer)

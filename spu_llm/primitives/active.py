@@ -1,0 +1,103 @@
+"""Products that compute only the active blocks of an operand, which are public: Comet's sparse matrix products (S&P 2025).
+
+One protocol serves all of them: `b` is the axis of blocks of an operand y, of which each token n computes k.
+- Active outputs (SOMM): "nd,bsd->nbs", all inputs, columns of active blocks only.
+- Active inputs (SIMM): "nbs,bds->nd", the sum over active blocks.
+- Attention of active heads: "nbd,tbd->nbt" and "nbt,tbd->nbd".
+
+x y = P_x [y] + [R_x] P_y + [R_x R_y] for opened x = P_x + R_x and y = P_y + R_y, as in contract.py. The dealer does not know which
+blocks will be active. So where x has blocks of its own, its masks belong to blocks, not to places among the active ones, and those
+of blocks that stay inactive are thrown away unused; the last two terms are made of all blocks, before the input is known
+(runtime/ahead.py). Online, openings, bytes and products are those of active blocks alone.
+
+1 round; 8 bytes an element of x, which has active blocks only, and nothing for y, an operand opened before. Dealer: 8 bytes for each
+output of each block, active or not (of a sum over blocks: for each block's summand), and 8 an element of all of x's blocks where
+x is truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .base import define
+from .contract import integer_einsum
+from .dealing import Dealing, Request, Value, logical_shift, raised, share_of
+from .fixed import Fixed, dropped
+from .stock import shifted
+
+
+def active_contract(subscripts: str, x: Fixed, y: Fixed, index: Any, x_bits: int | None = None) -> Fixed:
+    """`jnp.einsum(subscripts, x, y)` over the blocks `index` [n, k] of y (public, int64, each row's all different).
+
+    n is the first letter of x and of the result; b, a letter of y, is the second one of x and of the result where they have it, with
+    k entries there instead of all blocks. x is rounded down to `x_bits` fraction bits as it is opened; the result is right
+    modulo 2^min(modulus_x - shift, modulus_y).
+    """
+    shift = dropped(x, x.bits if x_bits is None else x_bits)
+    raw = active_p.bind(x.raw, y.raw, index, subscripts=subscripts, shift=shift, modulus=x.modulus)
+    return Fixed(raw, x.bits - shift + y.bits, min(x.modulus - shift, y.modulus))
+
+
+def picked(x: Any, index: Any) -> Any:
+    """x [n, blocks, ...] at `index` [n, k]: [n, k, ...]. Local."""
+    n, blocks = x.shape[:2]
+    rows = index + blocks * np.arange(n)[:, None]
+    return jnp.take(x.reshape(n * blocks, *x.shape[2:]), rows, axis=0, mode="clip")
+
+
+def _parts(subscripts: str) -> tuple[str, str, str]:
+    left, right, out = subscripts.replace("->", ",").split(",")
+    return left, right, out
+
+
+def _chosen(subscripts: str, y: Any, index: Any) -> tuple[str, Any]:
+    """The einsum with y's active blocks for each token, and these: [n, k, ...]."""
+    left, right, out = _parts(subscripts)
+    axis = right.index("b")
+    rest = right.replace("b", "")
+    return f"{left},nb{rest}->{out}", jnp.take(jnp.moveaxis(y, axis, 0), index, axis=0, mode="clip")
+
+
+def _plain(x: Any, y: Any, index: Any, *, subscripts: str, shift: int, modulus: int) -> Any:
+    product, chosen = _chosen(subscripts, y, index)
+    return jnp.einsum(product, x >> shift, chosen)
+
+
+def _stock(x: Any, y: Any, index: Any, *, subscripts: str, shift: int, modulus: int) -> Any:
+    product, chosen = _chosen(subscripts, y, index)
+    return jnp.einsum(product, shifted(x, shift), chosen)
+
+
+def _dealer(
+    dealing: Dealing, x: Value, y: Value, index: Value, *, subscripts: str, shift: int, modulus: int
+) -> Generator[Request, None, Any]:
+    left, right, out = _parts(subscripts)
+    operand = yield from dealing.opened(y)
+    at, blocks = index.share, operand.public.shape[right.index("b")]
+    if "b" in left:
+        n, _, *rest = x.shape
+        mask = dealing.recorder.uniform((n, blocks, *rest))
+        request = Request(share_of(x) - picked(mask.share, at))
+        dealing.pending.append(request)
+        yield request
+        hidden = dealing.recorder.derive(lambda r: raised(r, shift), mask) if shift else mask
+        public = logical_shift(request.result, shift)
+    else:
+        opened = yield from dealing.opened(x, shift, modulus)
+        public, hidden = opened.public, opened.hidden
+    every = f"{left},{right}->{out if 'b' in out else 'nb' + out[1:]}"
+    product = dealing.recorder.derive(lambda r, s: integer_einsum(every, r, s), hidden, operand.hidden)
+    ahead = picked(jnp.einsum(every, hidden.share, operand.public) + product.share, at)
+    chosen = _chosen(subscripts, operand.share, at)
+    return (ahead if "b" in out else jnp.sum(ahead, 1)) + jnp.einsum(chosen[0], public, chosen[1])
+
+
+def _refuse(args: tuple, axes: tuple, **params: Any) -> Any:
+    raise NotImplementedError("vmap over products of active blocks: put the batch among the tokens")
+
+
+active_p = define("active", _plain, _stock, _dealer, _refuse)
