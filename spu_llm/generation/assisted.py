@@ -21,7 +21,6 @@ from ..models.fixed_block import (
     STREAM_BITS,
     Angles,
     BlockParams,
-    BlockPlan,
     block,
     conformant_columns,
     encode_angles,
@@ -87,7 +86,8 @@ class AssistedDecoder:
         self._prefix_rows = prefix_rows
         self._block_rows = vocabulary_block(decoder, session.protocol)
         self._layers: list[BlockParams] = []
-        self._layer_slots: dict[BlockPlan, BlockParams] = {}
+        self._kinds: list[Any] = []  # of each layer; those of a kind share their programs
+        self._layer_slots: dict[Any, Any] = {}
         self._programs: dict[Any, DealtProgram] = {}
 
     def set_up(self, prompt_tokens: int = 1, progress: Progress = silent, scored: Collection[int] = ()) -> None:
@@ -101,7 +101,7 @@ class AssistedDecoder:
             sizes = {1, prompt[0], *scored}
             wanted: list[Callable[[], Any]] = [
                 *(partial(self._embed_program, n) for n in sizes),
-                *(partial(self.layer_program, n, tables) for n in sizes for tables in self._layer_slots),
+                *(partial(self.layer_program, n, kind) for n in sizes for kind in self._layer_slots),
                 *(partial(self._logits_program, (n, 1)) for n in {1, prompt[-1]}),
                 *(partial(self._logits_program, (n, n)) for n in {*scored} - {1}),
             ]
@@ -193,6 +193,7 @@ class AssistedDecoder:
             encoded = encode_layer(with_reference(folded, reference) if learned else folded, tables.norm, phis)
             placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in encoded._asdict().items()}
             self._layers.append(BlockParams(**{field: name for field, (name, _) in placed.items()}))
+            self._kinds.append(tables)
             self._layer_slots[tables] = BlockParams(**{field: slot for field, (_, slot) in placed.items()})
 
     def _place(self, name: str, value: Any) -> tuple[Any, Any]:
@@ -270,11 +271,13 @@ class AssistedDecoder:
         names = jax.tree_util.tree_map_with_path(lambda path, _: "window." + path_name(path), where)
         for name, value in zip(*map(jax.tree_util.tree_leaves, (names, where)), strict=True):
             self.session.publish(name, value)
-        calls = []
-        for params, tables, cache in zip(self._layers, self.plan.blocks, self._cache, strict=True):
-            arguments, results = [params, "x", cache, *names], ["x", cache.keys.raw, cache.values.raw]
-            calls.append(Call(self.layer_program(n, tables), arguments, results, {"start": self.rows.written}))
-        self.assisted.run_all(calls)
+        self.assisted.run_all([self._call(i, n, names) for i in range(len(self._layers))])
+
+    def _call(self, i: int, n: int, where: Sequence[Any]) -> Call:
+        """The run of layer i on n tokens; `where` names what is public of their positions."""
+        cache = self._cache[i]
+        arguments, results = [self._layers[i], "x", cache, *where], ["x", cache.keys.raw, cache.values.raw]
+        return Call(self.layer_program(n, self._kinds[i]), arguments, results, {"start": self.rows.written})
 
     def _logits(self, n: int, rows: range) -> np.ndarray:
         self._run_logits(n, rows)
@@ -323,20 +326,20 @@ class AssistedDecoder:
             slots.append(Slot(self.decoder.params["embed"]["positions"].shape, np.int64))
         return self._compiled(("embed", n), lambda: self.assisted.compile("embed", embed, tuple(slots), (None,)))
 
-    def layer_program(self, n: int, tables: BlockPlan) -> DealtProgram:
-        """The program of n tokens of a layer at the present length."""
-        config, where = self.decoder.config, self._where(n)
-        shape = cache_shape(config, self.capacity)
-        cache = RowCache(*(Fixed(OperandSlot(part, shape), BITS, self._row_modulus(part)) for part in ("keys", "values")))
-        slots = (
-            self._layer_slots[tables],
-            Fixed(Slot((n, config.width), np.int64), STREAM_BITS),
-            cache,
-            *jax.tree_util.tree_map(lambda value: _public(np.shape(value)), where),
-        )
+    def layer_program(self, n: int, kind: Any) -> DealtProgram:
+        """The program of n tokens of a layer of a kind at the present length."""
+        x, cache, where = self._layer_inputs(n)
         keeps = (None, cache.keys.raw, cache.values.raw)
-        run, name = partial(block, config, tables), f"layer {list(self._layer_slots).index(tables)}"
+        run, name = partial(block, self.decoder.config, kind), f"layer {list(self._layer_slots).index(kind)}"
+        slots = self._layer_slots[kind], x, cache, *where
         return self._compiled((name, n, where[0].mask.shape), lambda: self.assisted.compile(name, run, slots, keeps))
+
+    def _layer_inputs(self, n: int) -> tuple[Fixed, RowCache, tuple[Place, Angles]]:
+        """Slots of n tokens' stream, of the cache, and of what is public of their positions."""
+        shape = cache_shape(self.decoder.config, self.capacity)
+        cache = RowCache(*(Fixed(OperandSlot(part, shape), BITS, self._row_modulus(part)) for part in ("keys", "values")))
+        where = jax.tree_util.tree_map(lambda value: _public(np.shape(value)), self._where(n))
+        return Fixed(Slot((n, self.decoder.config.width), np.int64), STREAM_BITS), cache, where
 
     def _logits_program(self, shape: tuple[int, int]) -> DealtProgram:
         n, count = shape

@@ -126,29 +126,30 @@ def block(
     config: DecoderConfig, plan: BlockPlan, params: BlockParams, x: Fixed, cache: RowCache, place: Place, angles: Angles
 ) -> tuple[Fixed, RowCache]:
     """x [n, width] with STREAM_BITS fraction bits -> the same after the layer, and the cache with n more rows."""
-    h = _biased(norm_dot(x, params.qkv, plan.norm, params.attention_phi), params.qkv_bias)
-    q, k, v, reference = _heads(config, h, params.slopes, angles)
+    h = biased(norm_dot(x, params.qkv, plan.norm, params.attention_phi), params.qkv_bias)
+    q, k, v, reference = split_heads(config, h, params.slopes, angles)
     if config.rope_base is not None:
         q, k = _rotate(q, angles), _rotate(k, angles)
     mixed, cache = attend(q, k, v, cache, place, plan.softmax, reference)
     n = x.shape[0]
-    x = _add(x, mixed.reshape(n, config.heads * config.head_width), params.out, params.out_bias)
-    h = _biased(norm_dot(x, params.up, plan.norm, params.ffn_phi), params.up_bias)
+    x = add_product(x, mixed.reshape(n, config.heads * config.head_width), params.out, params.out_bias)
+    h = biased(norm_dot(x, params.up, plan.norm, params.ffn_phi), params.up_bias)
     if plan.routing is not None and plan.activation is not None:
         return x + mix(config, plan.routing, plan.activation, h, params.down), cache
-    return _add(x, _activate(config, plan, h), params.down, params.down_bias), cache
+    return add_product(x, _activate(config, plan, h), params.down, params.down_bias), cache
 
 
-def _biased(x: Fixed, bias: Fixed | None) -> Fixed:
+def biased(x: Fixed, bias: Fixed | None) -> Fixed:
+    """x + bias, where there is one."""
     return x if bias is None else x + bias
 
 
-def _add(x: Fixed, h: Fixed, kernel: Fixed, bias: Fixed | None) -> Fixed:
+def add_product(x: Fixed, h: Fixed, kernel: Fixed, bias: Fixed | None) -> Fixed:
     """x + h @ kernel + bias, h truncated before."""
-    return _biased(x + contract("nk,km->nm", truncate(h, BITS), kernel), bias)
+    return biased(x + contract("nk,km->nm", truncate(h, BITS), kernel), bias)
 
 
-def _heads(config: DecoderConfig, h: Fixed, slopes: Fixed | None, angles: Angles) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
+def split_heads(config: DecoderConfig, h: Fixed, slopes: Fixed | None, angles: Angles) -> tuple[Fixed, Fixed, Fixed, Fixed | None]:
     """q [n, groups, queries, head_width], k, v [n, groups, head_width], and the learned reference [n, groups, queries] if any."""
     n, groups, width = h.shape[0], config.kv_heads, config.head_width
     per = config.heads // groups

@@ -10,9 +10,9 @@ blocks will be active. So where x has blocks of its own, its masks belong to blo
 of blocks that stay inactive are thrown away unused; the last two terms are made of all blocks, before the input is known
 (runtime/ahead.py). Online, openings, bytes and products are those of active blocks alone.
 
-1 round; 8 bytes an element of x, which has active blocks only, and nothing for y, an operand opened before. Dealer: 8 bytes for each
-output of each block, active or not (of a sum over blocks: for each block's summand), and 8 an element of all of x's blocks where
-x is truncated.
+1 round; 8 bytes an element of x, which has active blocks only, and nothing for y, an operand opened before. Dealer: 8 bytes for
+each output of each block, active or not (of a sum over blocks: for each block's summand), and 8 an element of all of x's blocks
+where x is truncated.
 """
 
 from __future__ import annotations
@@ -29,16 +29,23 @@ from .dealing import Dealing, Request, Value, logical_shift, raised, share_of
 from .fixed import Fixed, dropped
 from .stock import shifted
 
+_BLOCKS = "blocks"
+
 
 def active_contract(subscripts: str, x: Fixed, y: Fixed, index: Any, x_bits: int | None = None) -> Fixed:
     """`jnp.einsum(subscripts, x, y)` over the blocks `index` [n, k] of y (public, int64, each row's all different).
 
-    n is the first letter of x and of the result; b, a letter of y, is the second one of x and of the result where they have it, with
-    k entries there instead of all blocks. x is rounded down to `x_bits` fraction bits as it is opened; the result is right
+    n is the first letter of x and of the result; b, a letter of y, is the second one of x and of the result where they have it,
+    with k entries there instead of all blocks. x is rounded down to `x_bits` fraction bits as it is opened; the result is right
     modulo 2^min(modulus_x - shift, modulus_y).
     """
     shift = dropped(x, x.bits if x_bits is None else x_bits)
-    raw = active_p.bind(x.raw, y.raw, index, subscripts=subscripts, shift=shift, modulus=x.modulus)
+    left, right, _ = _parts(subscripts)
+    opened = x.raw
+    if "b" in left:  # a step of its own, so that it need not wait for y
+        blocks = y.shape[right.index("b")]
+        opened = open_active_p.bind(x.raw, index, blocks=blocks, shift=shift, modulus=x.modulus)
+    raw = active_p.bind(opened, y.raw, index, subscripts=subscripts, shift=0 if "b" in left else shift, modulus=x.modulus)
     return Fixed(raw, x.bits - shift + y.bits, min(x.modulus - shift, y.modulus))
 
 
@@ -62,6 +69,27 @@ def _chosen(subscripts: str, y: Any, index: Any) -> tuple[str, Any]:
     return f"{left},nb{rest}->{out}", jnp.take(jnp.moveaxis(y, axis, 0), index, axis=0, mode="clip")
 
 
+def _open_plain(x: Any, index: Any, *, blocks: int, shift: int, modulus: int) -> Any:
+    return x >> shift
+
+
+def _open_stock(x: Any, index: Any, *, blocks: int, shift: int, modulus: int) -> Any:
+    return shifted(x, shift)
+
+
+def _open_dealer(
+    dealing: Dealing, x: Value, index: Value, *, blocks: int, shift: int, modulus: int
+) -> Generator[Request, None, Value]:
+    """x [n, k, ...] opened under the masks of its blocks: the public part has active blocks, the hidden one all of them."""
+    n, _, *rest = x.shape
+    mask = dealing.recorder.uniform((n, blocks, *rest))
+    request = Request(share_of(x) - picked(mask.share, index.share))
+    dealing.pending.append(request)
+    yield request
+    hidden = dealing.recorder.derive(lambda r: raised(r, shift), mask) if shift else mask
+    return Value(None, views={_BLOCKS: (logical_shift(request.result, shift), hidden)})
+
+
 def _plain(x: Any, y: Any, index: Any, *, subscripts: str, shift: int, modulus: int) -> Any:
     product, chosen = _chosen(subscripts, y, index)
     return jnp.einsum(product, x >> shift, chosen)
@@ -77,15 +105,9 @@ def _dealer(
 ) -> Generator[Request, None, Any]:
     left, right, out = _parts(subscripts)
     operand = yield from dealing.opened(y)
-    at, blocks = index.share, operand.public.shape[right.index("b")]
-    if "b" in left:
-        n, _, *rest = x.shape
-        mask = dealing.recorder.uniform((n, blocks, *rest))
-        request = Request(share_of(x) - picked(mask.share, at))
-        dealing.pending.append(request)
-        yield request
-        hidden = dealing.recorder.derive(lambda r: raised(r, shift), mask) if shift else mask
-        public = logical_shift(request.result, shift)
+    at = index.share
+    if _BLOCKS in x.views:
+        public, hidden = x.views[_BLOCKS]
     else:
         opened = yield from dealing.opened(x, shift, modulus)
         public, hidden = opened.public, opened.hidden
@@ -100,4 +122,5 @@ def _refuse(args: tuple, axes: tuple, **params: Any) -> Any:
     raise NotImplementedError("vmap over products of active blocks: put the batch among the tokens")
 
 
+open_active_p = define("open_active", _open_plain, _open_stock, _open_dealer, _refuse)
 active_p = define("active", _plain, _stock, _dealer, _refuse)

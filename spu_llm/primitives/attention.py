@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from ..dealer.table import Table
+from .active import active_contract
 from .compare import maximum
 from .contract import contract
 from .fixed import Fixed
@@ -82,15 +83,42 @@ def attend(
     length = place.mask.shape[1]
     keys, values = first_rows(cache.keys, length), first_rows(cache.values, length)
     scores = contract("ngqd,tgd->gqnt", q, keys, plan.bits)
+    if reference is not None:
+        reference = reference.with_raw(reference.raw.transpose(1, 2, 0)[..., None])
     weights = _weights(scores - _origin(scores, reference, place), place.mask, plan)
     mixed = contract("gqnt,tgd->gqnd", weights, values, plan.bits)
     out = divide(mixed, weights.sum(-1, keepdims=True), plan)
     return out.with_raw(out.raw.transpose(2, 0, 1, 3)), cache
 
 
-def _origin(scores: Fixed, reference: Fixed | None, place: Place) -> Fixed:
+def attend_active(
+    q: Fixed, index: Any, k: Fixed, v: Fixed, cache: RowCache, place: Place, plan: SoftmaxPlan, reference: Fixed | None = None
+) -> tuple[Fixed, RowCache]:
+    """As `attend`, for each token by the heads `index` [n, active] alone (public; see active.py), each a group of one query.
+
+    q [n, active, head_width] -> [n, active, head_width]; k, v [n, heads, head_width] are of all heads, so that the cache has no
+    gaps. `reference` [n, active]. The rounds of `attend`; bytes of q, scores and results are those of active heads.
+    """
+    cache = RowCache(append(cache.keys, k, place.start), append(cache.values, v, place.start))
+    length = place.mask.shape[1]
+    keys, values = first_rows(cache.keys, length), first_rows(cache.values, length)
+    scores = _heads_first(active_contract("nbd,tbd->nbt", q, keys, index, plan.bits))
     if reference is not None:
-        return reference.with_raw(reference.raw.transpose(1, 2, 0)[..., None])
+        reference = reference.with_raw(reference.raw.T[..., None])
+    weights = _weights(scores - _origin(scores, reference, place), place.mask, plan)
+    mixed = active_contract("nbt,tbd->nbd", _heads_first(weights), values, index, plan.bits)
+    return divide(mixed, _heads_first(weights.sum(-1, keepdims=True)), plan), cache
+
+
+def _heads_first(x: Fixed) -> Fixed:
+    """[n, active, t] to [active, n, t], and back."""
+    return x.with_raw(jnp.swapaxes(x.raw, 0, 1))
+
+
+def _origin(scores: Fixed, reference: Fixed | None, place: Place) -> Fixed:
+    """What scores [..., n, t] are relative to, [..., n, 1]."""
+    if reference is not None:
+        return reference
     return scores[..., :1] if place.columns is None else conformant_maximum(scores, place.columns)
 
 

@@ -64,15 +64,16 @@ def norm_dot(x: Fixed, kernel: Fixed, plan: NormPlan, weight: Fixed) -> Fixed:
     `weight` is phi^2, a secret scalar of `plan.weight_bits` fraction bits. The table must cover the weighted sums of squares.
     """
     y = contract("nk,km->nm", x, kernel, plan.activation_bits)
-    return scale(y, _inverse_root(x, plan, weight), plan.output_bits, plan.root_bits)
+    return scale(y, inverse_root(x, plan, weight), plan.output_bits, plan.root_bits)
 
 
 def normalised(x: Fixed, plan: NormPlan, weight: Fixed) -> Fixed:
     """x / rms(phi x) without a dot: the same rounds and scales."""
-    return scale(x, _inverse_root(x, plan, weight), plan.output_bits, plan.root_bits)
+    return scale(x, inverse_root(x, plan, weight), plan.output_bits, plan.root_bits)
 
 
-def _inverse_root(x: Fixed, plan: NormPlan, weight: Fixed) -> Fixed:
+def inverse_root(x: Fixed, plan: NormPlan, weight: Fixed) -> Fixed:
+    """1 / rms(phi x) of each row: [n, 1]. The sum of squares and a lookup: 2 rounds."""
     squares = weighted_squares(x, weight, plan.square_bits, plan.epsilon * x.shape[-1])
     return lookup(squares, plan.root, modulus=64).reshape(-1, 1)
 

@@ -1,0 +1,164 @@
+"""One decoder layer of the OPT family on the plugin's primitives, of whose heads and neurons only the predicted ones are computed.
+
+As `models/fixed_block.py` otherwise. Scores of blocks of neurons, and of the next layer's heads, come out of the product that makes
+q, k and v: half a layer and a whole one ahead, so that their openings travel in messages that attention sends anyway. The numbers
+of the best ones, in the secret order of the last shuffle, are disclosed to both parties (docs/leakage.md). Only these are scaled,
+compared, truncated and opened. Keys and values are of all heads, so that the cache has no gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from ..models.config import DecoderConfig
+from ..models.fixed_block import BITS, STREAM_BITS, Angles, BlockPlan, biased
+from ..primitives.active import active_contract
+from ..primitives.attention import Place, RowCache, attend_active
+from ..primitives.compare import relu
+from ..primitives.contract import contract
+from ..primitives.disclose import disclose, places
+from ..primitives.fixed import Fixed
+from ..primitives.norm import inverse_root
+from ..primitives.scale import scale
+from ..primitives.topk import top_k_mask
+from ..primitives.truncate import truncate
+
+SCORE_BITS = 10
+"""Fraction bits of both factors of a score."""
+_DIFFERENCE_BITS = 29
+"""Scores differ by less than 2^9: fewer bits make the comparisons a message shorter."""
+
+
+class Heads(NamedTuple):
+    """What is shuffled together with a layer's heads.
+
+    query [heads, head_width (+ 1: its softmax's reference), width], key_value [heads, 2 head_width, width], out [heads, width,
+    head_width] and second [rank, heads] are masked operands; query_bias and key_value_bias [heads, ...], slopes [heads, 2] of the
+    reference on the position (None without one) and second_bias [heads] are plain shares. second: scores out of the layer before.
+    """
+
+    query: Any
+    key_value: Any
+    out: Any
+    second: Any
+    query_bias: Any
+    key_value_bias: Any
+    slopes: Any
+    second_bias: Any
+
+
+class Neurons(NamedTuple):
+    """What is shuffled together with a layer's blocks of neurons.
+
+    up [blocks, size, width], down [blocks, width, size] and second [rank, blocks] are masked operands, up_bias [blocks, size] and
+    second_bias [blocks] plain shares.
+    """
+
+    up: Any
+    down: Any
+    second: Any
+    up_bias: Any
+    second_bias: Any
+
+
+class SparseParams(NamedTuple):
+    """A layer's weights. first [width, ranks] makes what scores of neurons are made of, and of the next layer's heads behind."""
+
+    heads: Heads
+    neurons: Neurons
+    first: Any
+    attention_phi: Any
+    ffn_phi: Any
+    first_bias: Any
+    out_bias: Any
+    down_bias: Any
+
+
+@dataclass(frozen=True)
+class SparsePlan:
+    """Tables of a layer; how many heads and blocks it computes for each token, and how many heads the next one does.
+
+    next_heads: None where the next layer computes all, or there is none.
+    """
+
+    tables: BlockPlan
+    heads: int
+    blocks: int
+    next_heads: int | None
+
+
+def sparse_block(
+    config: DecoderConfig,
+    plan: SparsePlan,
+    params: SparseParams,
+    following: tuple[Fixed, Fixed] | None,
+    x: Fixed,
+    cache: RowCache,
+    active: Any,
+    place: Place,
+    angles: Angles,
+) -> tuple[Any, ...]:
+    """x [n, width] with STREAM_BITS fraction bits -> the same after the layer, and the cache with n more rows.
+
+    active [n, heads]: the heads to compute, public. `following`: second and its bias of the next layer's heads, whose best ones
+    are a third result then.
+    """
+    z, q, k, v, reference = _enter(plan, params, x, active, angles)
+    rank = params.neurons.second.shape[0]
+    index = _best(z[:, :rank], params.neurons.second, params.neurons.second_bias, plan.blocks)
+    mixed, cache = attend_active(q, active, k, v, cache, place, plan.tables.softmax, reference)
+    x = biased(x + active_contract("nbs,bds->nd", truncate(mixed, BITS), params.heads.out, active), params.out_bias)
+    x = biased(x + _ffn(plan.tables, params, x, index), params.down_bias)
+    if following is None or plan.next_heads is None:
+        return x, cache
+    return x, cache, _best(z[:, rank:], *following, plan.next_heads)
+
+
+def _enter(
+    plan: SparsePlan, params: SparseParams, x: Fixed, active: Any, angles: Angles
+) -> tuple[Fixed, Fixed, Fixed, Fixed, Fixed | None]:
+    """z [n, ranks]; q [n, active heads, head_width]; k and v [n, heads, head_width]; the active heads' references if any."""
+    heads, norm, n = params.heads, plan.tables.norm, x.shape[0]
+    parts = [
+        contract("nd,dr->nr", x, params.first, norm.activation_bits),
+        contract("nd,bsd->nbs", x, heads.key_value, norm.activation_bits),
+        active_contract("nd,bsd->nbs", x, heads.query, active, norm.activation_bits),
+    ]
+    together = parts[0].with_raw(jnp.concatenate([part.raw.reshape(n, -1) for part in parts], -1))
+    scaled = scale(together, inverse_root(x, norm, params.attention_phi), norm.output_bits, norm.root_bits)
+    ends = [part.shape[1] if len(part.shape) == 2 else part.shape[1] * part.shape[2] for part in parts]
+    z, rows, query = (
+        scaled[:, at : at + size].reshape(*part.shape)
+        for at, size, part in zip((0, ends[0], ends[0] + ends[1]), ends, parts, strict=True)
+    )
+    rows = rows + heads.key_value_bias
+    query = query + _at(heads.query_bias, active)
+    width = rows.shape[-1] // 2
+    reference = None
+    if heads.slopes is not None:
+        slopes = _at(heads.slopes, active)
+        position = slopes.with_raw(jnp.sum(slopes.raw * angles.features[:, None], -1))
+        reference = query[..., width] + Fixed(position.raw, STREAM_BITS)
+    return z + params.first_bias, query[..., :width], rows[..., :width], rows[..., width:], reference
+
+
+def _ffn(tables: BlockPlan, params: SparseParams, x: Fixed, index: Any) -> Fixed:
+    """What the active blocks of neurons add to x."""
+    up = active_contract("nd,bsd->nbs", x, params.neurons.up, index, tables.norm.activation_bits)
+    root = inverse_root(x, tables.norm, params.ffn_phi)[..., None]
+    h = scale(up, root, tables.norm.output_bits, tables.norm.root_bits) + _at(params.neurons.up_bias, index)
+    return active_contract("nbs,bds->nd", truncate(relu(h), BITS), params.neurons.down, index)
+
+
+def _best(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Any:
+    """Numbers [n, count] of the best scores of z [n, rank], which both parties learn, and nothing else of the scores."""
+    scores = contract("nr,rb->nb", z, second, SCORE_BITS) + bias
+    return places(disclose(top_k_mask(scores, count, _DIFFERENCE_BITS)), count)
+
+
+def _at(x: Fixed, index: Any) -> Fixed:
+    """x [blocks, ...] of the active ones of each token: [n, active, ...]."""
+    return x.with_raw(jnp.take(x.raw, index, axis=0, mode="clip"))

@@ -1,0 +1,267 @@
+"""The prepared file of Comet: each layer's order of neurons and its predictors, in one safetensors file.
+
+Facts are JSON in the file's metadata, arrays are tensors. **The file is the owner's secret, as the model is**: the predictors were
+fitted to what the model computes. It is written so that its owner alone can read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from ..errors import UserError
+from ..models.config import DecoderConfig
+
+VERSION = 1
+BUCKETS = 16
+"""The number of active blocks is a multiple of blocks / 16, so that few programs are compiled."""
+_KIND = "spu_llm comet"
+_REMEDY = "make it with `spu-llm prepare comet`"
+
+
+class LowRank(NamedTuple):
+    """scores = (y @ first + first_bias) @ second + second_bias: y [rows, width] -> [rows, outputs]. All float32.
+
+    No non-linearity stands between: two products, as cheap on shares as products get (Comet, "Predictor").
+    """
+
+    first: Any  # [width, rank]
+    first_bias: Any  # [rank]
+    second: Any  # [rank, outputs]
+    second_bias: Any  # [outputs]
+
+    def scores(self, y: Any) -> Any:
+        """Scores [rows, outputs] of y [rows, width], NumPy's or JAX's."""
+        return (y @ self.first + self.first_bias) @ self.second + self.second_bias
+
+
+Curve = tuple[float, ...]
+"""Shares of 1, for 1, 2, ... computed blocks (or heads) of a token."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the best blocks and heads of a layer hold, measured on text that its predictors did not learn from.
+
+    A neuron's mass is its ReLU output times the norm of its row of `down`; a head's is the norm of its part of the attention's
+    output. zeros: ReLU outputs that are 0. recall, neuron_recall: mass, and number of firing neurons, in the best-scoring blocks;
+    oracle, neuron_oracle: the same in the blocks that have most mass; still: mass in those that have most over all the text, which
+    takes no predictor; unclustered: the oracle's, had the neurons kept the checkpoint's order. threshold_share: blocks above the
+    layer's threshold, in the mean. head_recall, head_oracle: mass of heads; empty where all are computed.
+    """
+
+    zeros: float
+    recall: Curve
+    neuron_recall: Curve
+    oracle: Curve
+    neuron_oracle: Curve
+    still: Curve
+    unclustered: Curve
+    threshold_share: float
+    head_recall: Curve = ()
+    head_oracle: Curve = ()
+
+
+@dataclass(frozen=True)
+class LayerSparsity:
+    """Which of a layer's neurons and heads are computed for a token.
+
+    order [ffn] int32: neurons (columns of up, rows of down) in blocks, b being order[b * size : (b + 1) * size].
+    neurons: scores of blocks from this layer's attention_norm output, half a layer ahead. active_blocks: how many are computed for
+    every token, the best ones. heads: scores of heads from the attention_norm output of the layer before; None where all are
+    computed, as in layer 0. active_heads: how many are. threshold: where the number of blocks varies, those that score more are
+    computed; None where none was measured.
+    """
+
+    order: np.ndarray
+    neurons: LowRank
+    active_blocks: int
+    heads: LowRank | None
+    active_heads: int
+    threshold: float | None = None
+    measured: Measured | None = None
+
+    @property
+    def blocks(self) -> int:
+        return len(self.neurons.second_bias)
+
+    @property
+    def recall(self) -> float:
+        """Share of the neurons' mass that the active blocks hold; 1 where it was not measured."""
+        return 1.0 if self.measured is None else self.measured.recall[self.active_blocks - 1]
+
+    @property
+    def head_recall(self) -> float:
+        """Share of the heads' mass that the active heads hold; 1 where all are computed or it was not measured."""
+        return 1.0 if self.measured is None or self.heads is None else self.measured.head_recall[self.active_heads - 1]
+
+    @property
+    def block_of(self) -> np.ndarray:
+        """[ffn] int32 the block of each neuron in the checkpoint's order."""
+        found = np.empty(len(self.order), np.int32)
+        found[self.order] = np.arange(len(self.order)) // (len(self.order) // self.blocks)
+        return found
+
+
+@dataclass(frozen=True)
+class Facts:
+    """How a file was made. text: SHA-256 of the tokens read, `tokens` of them; recall, head_recall: what was asked for."""
+
+    text: str
+    tokens: int
+    recall: float
+    head_recall: float
+    seed: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model made ready for sparse runs. digest: `content_digest` of its checkpoint."""
+
+    layers: tuple[LayerSparsity, ...]
+    model: str
+    digest: str
+    facts: Facts | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all, for its owner alone. Raises UserError where it cannot be written."""
+        tensors = {name: value for i, layer in enumerate(self.layers) for name, value in _tensors(i, layer)}
+        head = _Head(self.model, self.digest, self.facts, tuple(_public(layer) for layer in self.layers))
+        facts = TypeAdapter(_Head).dump_json(head).decode()
+        metadata = {"kind": _KIND, "version": str(VERSION), "facts": facts, "sum": _sum(facts, tensors)}
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(save(tensors, metadata))
+            part.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Prepared:
+        """A file as it was saved; `check` says whether it is a model's. Raises UserError for a file that is none of ours."""
+        with _opened(path) as file:
+            metadata = file.metadata() or {}
+            head = _head(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+        if _sum(metadata["facts"], tensors) != metadata.get("sum"):
+            raise UserError(f"{path}: damaged; {_REMEDY} anew")
+        try:
+            layers = tuple(_layer(tensors, i, public) for i, public in enumerate(head.layers))
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{path}: damaged ({error}); {_REMEDY} anew") from None
+        return cls(layers, head.model, head.digest, head.facts)
+
+    def check(self, path: Path, config: DecoderConfig, digest: str) -> None:
+        """Raise UserError where the file at `path` was not made of the model with this configuration and `content_digest`."""
+        if self.digest != digest:
+            raise UserError(
+                f"{path}: was prepared for model {self.model} with other weights or tokenizer; name this model's own file, or "
+                f"{_REMEDY}"
+            )
+        if len(self.layers) != config.layers:
+            raise UserError(f"{path}: has {len(self.layers)} layers, the model {config.layers}; {_REMEDY} anew")
+        for i, layer in enumerate(self.layers):
+            found = [len(layer.order), *(predictor.first.shape[0] for predictor in (layer.neurons, layer.heads) if predictor)]
+            wanted = [config.ffn] + [config.width] * (len(found) - 1)
+            heads = config.heads if layer.heads is None else len(layer.heads.second_bias)
+            if found != wanted or heads != config.heads:
+                raise UserError(
+                    f"{path}: layer {i} is of {found[0]} neurons, width {found[1]} and {heads} heads, the model of {config.ffn}, "
+                    f"{config.width} and {config.heads}; {_REMEDY} anew"
+                )
+
+
+@dataclass(frozen=True)
+class _Public:
+    """What of a layer is no array."""
+
+    active_blocks: int
+    active_heads: int
+    threshold: float | None
+    heads: bool
+    measured: Measured | None
+
+
+@dataclass(frozen=True)
+class _Head:
+    model: str
+    digest: str
+    facts: Facts | None
+    layers: tuple[_Public, ...]
+
+
+def _public(layer: LayerSparsity) -> _Public:
+    return _Public(layer.active_blocks, layer.active_heads, layer.threshold, layer.heads is not None, layer.measured)
+
+
+def _tensors(i: int, layer: LayerSparsity) -> list[tuple[str, np.ndarray]]:
+    found = [(f"{i}.order", np.asarray(layer.order, np.int32))]
+    for part, predictor in (("neurons", layer.neurons), ("heads", layer.heads)):
+        if predictor is not None:
+            found += [
+                (f"{i}.{part}.{name}", np.ascontiguousarray(value, np.float32)) for name, value in predictor._asdict().items()
+            ]
+    return found
+
+
+def _layer(tensors: Mapping[str, np.ndarray], i: int, public: _Public) -> LayerSparsity:
+    def predictor(part: str) -> LowRank:
+        found = LowRank(*(tensors[f"{i}.{part}.{name}"] for name in LowRank._fields))
+        rank, outputs = found.second.shape
+        if (found.first.shape[1:], found.first_bias.shape, found.second_bias.shape) != ((rank,), (rank,), (outputs,)):
+            raise ValueError(f"layer {i}, {part}: shapes do not fit")
+        return found
+
+    order, neurons, heads = tensors[f"{i}.order"], predictor("neurons"), predictor("heads") if public.heads else None
+    blocks = len(neurons.second_bias)
+    if len(order) % blocks or not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise ValueError(f"layer {i}: {len(order)} neurons in {blocks} blocks are no order of all of them in equal blocks")
+    if not 1 <= public.active_blocks <= blocks or public.active_heads < 1:
+        raise ValueError(f"layer {i}: {public.active_blocks} active blocks of {blocks}, {public.active_heads} active heads")
+    return LayerSparsity(order, neurons, public.active_blocks, heads, public.active_heads, public.threshold, public.measured)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, "numpy")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {_REMEDY}") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: truncated or not a prepared file ({error}); {_REMEDY} anew") from None
+
+
+def _head(path: Path, metadata: Mapping[str, str]) -> _Head:
+    if metadata.get("kind") != _KIND:
+        raise UserError(f"{path}: holds tensors, but is not a file of Comet; {_REMEDY}")
+    if metadata.get("version") != str(VERSION):
+        raise UserError(f"{path}: of version {metadata.get('version')}, where this spu_llm reads {VERSION}; {_REMEDY} anew")
+    try:
+        return TypeAdapter(_Head).validate_json(metadata["facts"])
+    except (KeyError, ValidationError):
+        raise UserError(f"{path}: damaged; {_REMEDY} anew") from None
+
+
+def _sum(facts: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over all of the file's contents, which the format itself does not check."""
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(json.dumps([name, str(value.dtype), value.shape]).encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
