@@ -54,8 +54,9 @@ class _Encoded:
 class SparseAssistedDecoder(AssistedDecoder):
     """An OPT decoder that computes the heads and blocks of neurons that `sparsity` predicts, in new orders every `renew` tokens.
 
-    What each party learns beyond `AssistedDecoder`'s: in every layer, for every token, which heads and which blocks are active, named
-    by their places in the present secret order; how many is constant. The dealer learns when orders are renewed (docs/leakage.md).
+    What each party learns beyond `AssistedDecoder`'s: in every layer, for every token, which heads and which blocks are active,
+    named by their places in the present secret order; how many is constant. The dealer learns when orders are renewed
+    (docs/leakage.md).
     """
 
     def __init__(self, *args: Any, sparsity: Sequence[LayerSparsity], renew: int | None = None, **kwargs: Any):

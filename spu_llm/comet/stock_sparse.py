@@ -1,0 +1,139 @@
+"""One decoder layer of the OPT family on SPU's own operations, of whose heads and neurons only the predicted ones are computed.
+
+Where a product's cost is that of its inputs, and weights are opened once (SEMI2K), products are dense and what follows them is
+sparse: a gather of the active outputs, and zeros for inactive inputs, are local. Where a product costs by its size (ABY3,
+CHEETAH), a pass of one token multiplies by active blocks of the weights alone. A pass of several tokens skips no heads: SPU
+multiplies heads one after the other, and would for each token anew.
+
+Which blocks are active is disclosed, in the secret order of a shuffle, as by the plugin (see fixed_sparse.py and docs/leakage.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..models.cache import LayerCache, Window
+from ..models.config import DecoderConfig
+from ..models.layers import LayerNorm, softmax
+from ..primitives.active import picked
+from ..primitives.disclose import disclose, places
+from ..primitives.fixed import Fixed
+from ..primitives.stock import FRACTION_BITS, as_ring
+from ..primitives.topk import top_k_mask
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StockPlan:
+    """How many heads and blocks of neurons a layer computes for each token, and how many heads the next one does.
+
+    next_heads: None where the next layer computes all, or there is none. dense: whether products are.
+    """
+
+    heads: int
+    blocks: int
+    next_heads: int | None
+    dense: bool
+
+
+def sparse_layer(
+    config: DecoderConfig,
+    plan: StockPlan,
+    params: Params,
+    following: Params | None,
+    x: Any,
+    cache: LayerCache,
+    active: Any,
+    place: Window,
+) -> tuple[Any, ...]:
+    """x [n, width] -> x [n, width], the layer's cache, and the next layer's active heads where `following` predicts them.
+
+    params: "first", "heads" and "neurons" beside the norms; kernels [in, out] where products are dense, else [blocks, ...].
+    """
+    y = _norm(config, params["attention_norm"], x)
+    z = y @ params["first"]["kernel"] + params["first"]["bias"]
+    rank = params["neurons"]["second"].shape[0]
+    index = _best(z[:, :rank], params["neurons"], plan.blocks)
+    mixed, cache = _attend(config, plan, params["heads"], y, cache, active, place)
+    x = x + mixed + params["out_bias"]
+    x = x + _ffn(plan, params["neurons"], _norm(config, params["ffn_norm"], x), index) + params["down_bias"]
+    if following is None or plan.next_heads is None:
+        return x, cache
+    return x, cache, _best(z[:, rank:], following, plan.next_heads)
+
+
+def _norm(config: DecoderConfig, params: Params, x: Any) -> Any:
+    return LayerNorm(config.epsilon).apply({"params": params}, x)
+
+
+def _best(z: Any, predictor: Params, count: int) -> Any:
+    """Numbers [n, count] of the best scores of z [n, rank], which all parties learn, and nothing else of the scores."""
+    scores = z @ predictor["second"] + predictor["second_bias"]
+    return places(disclose(top_k_mask(Fixed(as_ring(scores), FRACTION_BITS), count)), count)
+
+
+def _attend(
+    config: DecoderConfig, plan: StockPlan, heads: Params, y: Any, cache: LayerCache, active: Any, place: Window
+) -> tuple[Any, LayerCache]:
+    """What the active heads add to the stream, and the cache with the keys and values of all heads."""
+    n, width = len(y), config.head_width
+    rows = _product(y, heads["key_value"], plan.dense).reshape(n, config.heads, 2 * width) + heads["key_value_bias"]
+    origin = (place.start, jnp.int32(0), jnp.int32(0))
+    cache = LayerCache(
+        jax.lax.dynamic_update_slice(cache.keys, rows[..., :width], origin),
+        jax.lax.dynamic_update_slice(cache.values, rows[..., width:], origin),
+    )
+    length = place.mask.shape[1]
+    keys, values = cache.keys[:length], cache.values[:length]
+    if n > 1 or plan.heads == config.heads:
+        q = _product(y, heads["query"], plan.dense).reshape(n, config.heads, width) + heads["query_bias"]
+    else:
+        q = _outputs(y, heads["query"], active, plan.dense, width) + jnp.take(heads["query_bias"], active, axis=0)
+        keys, values = (jnp.take(each, active[0], axis=1) for each in (keys, values))
+    scores = (q * width**-0.5).transpose(1, 0, 2) @ keys.transpose(1, 2, 0)
+    mixed = (softmax(scores, place.mask) @ values.transpose(1, 0, 2)).transpose(1, 0, 2)
+    every = np.broadcast_to(np.arange(config.heads), (n, config.heads))
+    return _inputs(mixed, heads["out"], every if mixed.shape[1] == config.heads else active, plan.dense, config.heads), cache
+
+
+def _ffn(plan: StockPlan, neurons: Params, y: Any, index: Any) -> Any:
+    """What the active blocks of neurons add to the stream."""
+    blocks, size = neurons["up_bias"].shape
+    h = _outputs(y, neurons["up"], index, plan.dense, size) + jnp.take(neurons["up_bias"], index, axis=0)
+    return _inputs(nn.relu(h), neurons["down"], index, plan.dense, blocks)
+
+
+def _product(y: Any, kernel: Any, dense: bool) -> Any:
+    """y [n, width] times all blocks: [n, blocks * size]."""
+    return y @ (kernel if dense else kernel.reshape(-1, kernel.shape[-1]).T)
+
+
+def _outputs(y: Any, kernel: Any, index: Any, dense: bool, size: int) -> Any:
+    """y [n, width] times the active blocks, [n, k, size]: kernel [width, blocks * size], or [blocks, size, width]."""
+    n, k = index.shape
+    if dense or n > 1:
+        return picked(_product(y, kernel, dense).reshape(n, -1, size), index)
+    return (y @ jnp.take(kernel, index[0], axis=0).reshape(k * size, -1).T).reshape(n, k, size)
+
+
+def _inputs(h: Any, kernel: Any, index: Any, dense: bool, blocks: int) -> Any:
+    """Active inputs h [n, k, size] times their blocks, [n, width]: kernel [blocks * size, width], or [blocks, size, width]."""
+    n, k, size = h.shape
+    if dense or n > 1:
+        return _spread(h, index, blocks) @ kernel.reshape(blocks * size, -1)
+    return h.reshape(n, k * size) @ jnp.take(kernel, index[0], axis=0).reshape(k * size, -1)
+
+
+def _spread(h: Any, index: Any, blocks: int) -> Any:
+    """h [n, k, size] at its blocks, zeros elsewhere: [n, blocks * size]. A gather from one block of zeros more: local."""
+    n, k, size = h.shape
+    at = (index[:, :, None] == np.arange(blocks)).astype(jnp.int64)
+    where = jnp.sum(at * np.arange(k)[:, None], 1) + k * (1 - jnp.sum(at, 1))
+    return picked(jnp.concatenate([h, jnp.zeros((n, 1, size), h.dtype)], 1), where).reshape(n, blocks * size)
