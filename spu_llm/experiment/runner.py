@@ -30,6 +30,7 @@ from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
 from .owner import measured, prepared_file
 from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
 from .schema import Experiment
+from .sparsity import bytes_ratio, sparse_assisted, sparse_metrics, sparse_secure, sparsity_file
 
 _PATIENCE = 60.0  # seconds to wait for material that its dealer is still making
 _DISK_FACTOR = 2.5  # LevelDB writes each opened weight to its log and to a table, and merges tables now and then
@@ -54,6 +55,8 @@ def run_experiment(
         metrics["baseline"] = _resumed(baseline, out, "baseline", progress, lambda text: None)
         ours, theirs = (m["decode"]["seconds_per_token"] for m in (metrics, metrics["baseline"]))
         metrics["speedup"] = theirs / ours if ours and theirs else None
+        if "comet" in metrics:
+            metrics["comet"]["bytes_ratio"] = bytes_ratio(metrics, metrics["baseline"])
     write_whole(out / "metrics.json", json.dumps(metrics, indent=1))
     return metrics
 
@@ -87,6 +90,8 @@ def measure(
     metrics = collect(experiment, secure, phases if post is None else post_phases(experiment, phases), prompt, steps)
     if post is not None:
         metrics["post"] = post_metrics(experiment, phases, post.rounds)
+    if experiment.sparsity is not None:
+        metrics["comet"] = sparse_metrics(experiment, phases, checkpoint.decoder.config)
     metrics["text"] = text.text
     before, tokens = [*experiment.prefix, *prompt], [step.token for step in steps]
     metrics["accuracy"] = accuracy(target.decoder, before, tokens, [step.logits for step in steps])
@@ -98,6 +103,8 @@ def _decoder(
     session: Session, experiment: Experiment, checkpoint: Checkpoint, capacity: int, prompt_tokens: int, progress: Progress
 ) -> SecureDecoder | AssistedDecoder:
     decoder = checkpoint.decoder
+    if experiment.ops == "stock" and experiment.sparsity is not None:
+        return sparse_secure(session, experiment, decoder, capacity)
     if experiment.ops == "stock":
         return SecureDecoder(session, decoder, capacity, experiment.prefix)
     calibration, ranges = measured(experiment, checkpoint, progress)
@@ -110,6 +117,8 @@ def _decoder(
         facts = Facts(experiment.model.name, len(experiment.prefix), prompt_tokens, new_tokens, capacity)
         supply = open_material(experiment.material, facts, _PATIENCE)
     rows = None if experiment.soal is None else prepared_file(experiment).prefix_rows
+    if experiment.sparsity is not None:
+        return sparse_assisted(session, experiment, decoder, calibration, capacity, ranges)
     return AssistedDecoder(session, decoder, calibration, capacity, experiment.prefix, ranges, supply, rows)
 
 
@@ -132,6 +141,7 @@ def _identity(experiment: Experiment) -> list[Any]:
     files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
     files += [] if experiment.soal is None else [experiment.soal]
     files += draft_files(experiment)
+    files += [] if experiment.sparsity is None else [experiment.sparsity.file]
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return [experiment.without_baseline().model_dump_json(), stats, version("spu_llm")]
 
@@ -154,6 +164,8 @@ def _prepare(experiment: Experiment) -> tuple[Checkpoint, Tokenizer, list[int], 
     capacity = cache_capacity(experiment, checkpoint.decoder.config, len(experiment.prefix), len(prompt))
     if experiment.soal is not None:
         prepared_file(experiment)
+    if experiment.sparsity is not None:
+        sparsity_file(experiment, checkpoint.decoder.config)
     _check_disk(experiment, checkpoint)
     return checkpoint, tokenizer, prompt, capacity
 

@@ -74,6 +74,25 @@ class DecodingConfig(BaseModel):
         return max(self.sizes)
 
 
+class SparsityConfig(BaseModel):
+    """That only the heads and blocks of neurons are computed that predictors choose (Comet), for models of the OPT family.
+
+    file: of `spu-llm prepare comet`, by its path or by its name in configs/comet. renew: tokens that a secret order of heads and
+    blocks serves before it is renewed, or `request`: the whole generation. What is disclosed, and what that tells for which
+    `renew`, stands in docs/leakage.md.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: Path
+    renew: Annotated[int, Field(ge=1)] | Literal["request"] = 64
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of an order; None for the whole generation."""
+        return None if self.renew == "request" else self.renew
+
+
 def is_address(text: str) -> bool:
     """Whether a text is HOST:PORT."""
     host, _, port = text.rpartition(":")
@@ -131,6 +150,7 @@ class Experiment(BaseModel):
     network: NetworkProfile
     generation: GenerationConfig
     decoding: DecodingConfig | None = None
+    sparsity: SparsityConfig | None = None
     material: Path | None = None
     soal: Path | None = None
     processes: bool = False
@@ -151,6 +171,11 @@ class Experiment(BaseModel):
             raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
         if self.soal is not None and self.ops != "stock" and not self.generation.use_prefix:
             raise ValueError("soal's ranges hold after its prefix only; leave it out or set generation.use_prefix: true")
+        if self.sparsity is not None and (self.ops == "generic" or self.material is not None or self.apart):
+            raise ValueError(
+                "sparsity runs with the parties as threads, and a dealer at hand if any: leave material out, set ops: plugin or "
+                "stock, processes: false and a network of mode model"
+            )
         if self.decoding is not None and self.material is not None:
             raise ValueError("material dealt ahead is for passes of one token, not for drafts; leave material or decoding out")
         if self.decoding is not None and self.apart and self.decoding.disclosure != "distribution":
@@ -255,7 +280,19 @@ def _resolve(raw: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
     draft = raw["decoding"].get("draft_model") if isinstance(raw.get("decoding"), dict) else None
     if isinstance(draft, str) and draft != "lookup":
         out["decoding"] = raw["decoding"] | {"draft_model": _named("model", draft, folder, place)}
+    sparse = raw["sparsity"].get("file") if isinstance(raw.get("sparsity"), dict) else None
+    if isinstance(sparse, str):
+        out["sparsity"] = raw["sparsity"] | {"file": _sparsity_file(sparse, folder, place)}
     return out
+
+
+def _sparsity_file(name: str, folder: Path, place: str) -> Path:
+    """A prepared file by its path, or by its name."""
+    candidates = [Path(name), *(base / "comet" / f"{name}.safetensors" for base in (folder, CONFIGS))]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise UserError(f"{place}: sparsity.file {name!r}: no such file; make it with `spu-llm prepare comet`")
 
 
 def _named(kind: str, name: str, folder: Path, place: str) -> dict[str, Any]:

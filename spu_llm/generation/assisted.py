@@ -85,7 +85,7 @@ class AssistedDecoder:
         self._prefix = list(prefix)
         self._prefix_rows = prefix_rows
         self._block_rows = vocabulary_block(decoder, session.protocol)
-        self._layers: list[BlockParams] = []
+        self._layers: list[Any] = []
         self._kinds: list[Any] = []  # of each layer; those of a kind share their programs
         self._layer_slots: dict[Any, Any] = {}
         self._programs: dict[Any, DealtProgram] = {}

@@ -1,0 +1,80 @@
+"""Sparse decoding as an experiment says: its decoders, and what was computed of how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..comet.assisted import SHUFFLE, SparseAssistedDecoder
+from ..comet.prepared import Prepared
+from ..comet.secure import SparseSecureDecoder, sparse_network
+from ..models import Decoder
+from ..models.calibration import Calibration
+from ..models.config import DecoderConfig
+from ..models.plan_check import RangeReport
+from ..models.source import content_digest
+from ..runtime import Phase, Session
+from ..runtime.assisted import offline
+from .metrics import seconds_on
+from .schema import Experiment
+
+
+def sparsity_file(experiment: Experiment, config: DecoderConfig) -> Prepared:
+    """The prepared file. Raises UserError where it is none, or not this model's."""
+    assert experiment.sparsity is not None
+    prepared = Prepared.load(experiment.sparsity.file)
+    prepared.check(experiment.sparsity.file, config, content_digest(experiment.model.locate()))
+    return prepared
+
+
+def sparse_secure(session: Session, experiment: Experiment, decoder: Decoder, capacity: int) -> SparseSecureDecoder:
+    """By SPU's own operations; products are dense where they cost by their inputs."""
+    assert experiment.sparsity is not None
+    layers = sparsity_file(experiment, decoder.config).layers
+    network = sparse_network(decoder, layers, dense=experiment.protocol.name == "SEMI2K")
+    return SparseSecureDecoder(session, network, capacity, experiment.prefix, experiment.sparsity.tokens)
+
+
+def sparse_assisted(
+    session: Session, experiment: Experiment, decoder: Decoder, calibration: Calibration, capacity: int, ranges: RangeReport
+) -> SparseAssistedDecoder:
+    """On the plugin."""
+    assert experiment.sparsity is not None
+    layers, renew = sparsity_file(experiment, decoder.config).layers, experiment.sparsity.tokens
+    return SparseAssistedDecoder(session, decoder, calibration, capacity, experiment.prefix, ranges, sparsity=layers, renew=renew)
+
+
+def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder: DecoderConfig) -> dict[str, Any]:
+    """What metrics.json has of a sparse generation; shares are means over layers, of 1.
+
+    recall: of the neurons' mass, on text that the predictors did not see. renewals: of all orders, set-up's included; what each
+    cost, the parties' traffic and the dealer's, which needs no input and is in no token's figures.
+    """
+    assert experiment.sparsity is not None
+    layers = sparsity_file(experiment, decoder).layers
+    measured = [layer.measured for layer in layers if layer.measured is not None]
+    shuffle, dealt = phases.get(SHUFFLE, Phase()), phases.get(offline(SHUFFLE), Phase())
+    return {
+        "recall": float(np.mean([each.recall for each in measured])) if measured else None,
+        "head_recall": float(np.mean([each.head_recall for each in measured])) if measured else None,
+        "active_share": float(np.mean([layer.active_blocks / layer.blocks for layer in layers])),
+        "active_heads_share": float(np.mean([layer.active_heads / decoder.heads for layer in layers])),
+        "active_blocks": [layer.active_blocks for layer in layers],
+        "active_heads": [layer.active_heads for layer in layers],
+        "renew": experiment.sparsity.renew,
+        "shuffles": {
+            "seconds": seconds_on(experiment.network, shuffle),
+            "compute_seconds": shuffle.seconds + dealt.seconds,
+            "bytes": shuffle.bytes,
+            "messages": shuffle.messages,
+            "dealt_bytes": dealt.bytes,
+        },
+    }
+
+
+def bytes_ratio(sparse: dict[str, Any], dense: dict[str, Any]) -> float | None:
+    """How many times the bytes of a token the dense run sends."""
+    ours, theirs = (metrics["decode"]["bytes_per_token"] for metrics in (sparse, dense))
+    return theirs / ours if ours and theirs else None
