@@ -28,7 +28,7 @@ from ..primitives.truncate import truncate
 
 SCORE_BITS = 10
 """Fraction bits of both factors of a score."""
-_DIFFERENCE_BITS = 29
+DIFFERENCE_BITS = 29
 """Scores differ by less than 2^9: fewer bits make the comparisons a message shorter."""
 
 
@@ -156,7 +156,7 @@ def _ffn(tables: BlockPlan, params: SparseParams, x: Fixed, index: Any) -> Fixed
 def _best(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Any:
     """Numbers [n, count] of the best scores of z [n, rank], which both parties learn, and nothing else of the scores."""
     scores = contract("nr,rb->nb", z, second, SCORE_BITS) + bias
-    return places(disclose(top_k_mask(scores, count, _DIFFERENCE_BITS)), count)
+    return places(disclose(top_k_mask(scores, count, DIFFERENCE_BITS)), count)
 
 
 def _at(x: Fixed, index: Any) -> Fixed:

@@ -6,10 +6,10 @@ the client's random permutation, a shared one-hot matrix, is multiplied on. So n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from random import SystemRandom
 from typing import Any
 
 import jax
@@ -24,10 +24,11 @@ from ..primitives.stock import as_real, as_ring
 from ..progress import Progress, silent
 from ..runtime import Program, Session, Slot
 from .prepared import LayerSparsity, LowRank
-from .stock_sparse import StockPlan, sparse_layer
+from .stock_sparse import StockPlan, dense_layer, fresh_layer, sparse_layer
 
 SHUFFLE = "shuffle"
 """The phase that renewing orders is booked to."""
+_ORDERS = ("order.client", "order.owner")
 _OPENED = ("query", "key_value", "out", "up", "down", "second")
 """Parts that are static operands on SEMI2K."""
 
@@ -119,16 +120,12 @@ class SparseSecureDecoder(SecureDecoder):
         names, slots = self._params["layers"][i][kind], self._slots["layers"][i][kind]
         size = self.decoder.config.heads if kind == "heads" else slots["up_bias"].shape[0]
         cache = self._cache[i] if kind == "heads" else None
-        for role in ("client", "owner"):
-            order = np.random.Generator(np.random.PCG64(int.from_bytes(os.urandom(16), "big"))).permutation(size)
-            self.session.share(f"order.{role}", np.eye(size, dtype=np.int64)[order], role)
+        _share_orders(self.session, size)
         rows = None if cache is None else LayerCache(*(Slot(cache_shape(self.decoder.config, self.capacity)) for _ in range(2)))
         matrix = Slot((size, size), np.int64)
         program = self.session.compile(f"{SHUFFLE} {kind}", partial(_shuffled, size), (slots, rows, matrix, matrix))
-        self.session.run(program, (names, cache, "order.client", "order.owner"), (names, cache))
-        for name in _OPENED:
-            if name in names:
-                self.session.keep_opened(names[name], slots[name])
+        self.session.run(program, (names, cache, *_ORDERS), (names, cache))
+        _keep_opened(self.session, names, slots)
 
     # Passes
 
@@ -161,6 +158,65 @@ class SparseSecureDecoder(SecureDecoder):
         following = self._following({"layers": self._slots["layers"]}, i)
         slots = self._slots["layers"][i], following, Slot((n, config.width)), cache, active, public
         return self.session.compile(f"layer {self._network.kind(i)}", self._network.layer(i), slots)
+
+
+class FreshSecureDecoder(SecureDecoder):
+    """An OPT decoder that computes predicted blocks of neurons, in a fresh secret order for every token made one by one.
+
+    Passes of several tokens are dense. What each party learns beyond `SecureDecoder`'s: nothing. The places of active blocks, which
+    all see, are a uniform choice of a constant number (docs/leakage.md).
+    """
+
+    def __init__(self, session: Session, network: SparseNetwork, capacity: int, prefix: Sequence[int] = ()):
+        super().__init__(session, network.decoder, capacity, prefix, network)  # type: ignore[arg-type]
+        self._plans = network.plans
+
+    def _share_cache(self, progress: Progress) -> None:
+        super()._share_cache(progress)
+        for names, slots in zip(self._params["layers"], self._slots["layers"], strict=True):
+            for kind in ("heads", "neurons"):
+                _keep_opened(self.session, names[kind], slots[kind])
+
+    def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+        place = self._window(n)
+        names = Window(*(f"window.{field}" for field in Window._fields))
+        for name, value in zip(names, place, strict=True):
+            self.session.publish(name, value)
+        for i in order(range(len(self._cache))):
+            _share_orders(self.session, self._blocks(i))
+            kept = self._cache[i]
+            arguments = (self._params["layers"][i], *_ORDERS, "x", kept, names)
+            self.session.run(self._layer_program(n, place, i), arguments, ("x", kept))
+
+    def _blocks(self, i: int) -> int:
+        return self._slots["layers"][i]["neurons"]["up_bias"].shape[0]
+
+    def _layer_program(self, n: int, place: Window, i: int) -> Program:
+        config, plan = self.decoder.config, self._plans[i]
+        cache = LayerCache(*(Slot(cache_shape(config, self.capacity)) for _ in range(2)))
+        public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
+        matrix = Slot((self._blocks(i), self._blocks(i)), np.int64)
+        slots = self._slots["layers"][i], matrix, matrix, Slot((n, config.width)), cache, public
+        layer = fresh_layer if n == 1 else dense_layer
+        return self.session.compile(f"layer {self._network.kind(i)}", partial(layer, config, plan), slots)
+
+
+def _share_orders(session: Session, size: int) -> None:
+    """A random permutation of each party as a shared one-hot matrix."""
+    for name, role in zip(_ORDERS, ("client", "owner"), strict=True):
+        session.share(name, np.eye(size, dtype=np.int64)[SystemRandom().sample(range(size), size)], role)
+
+
+def _keep_opened(session: Session, names: Params, slots: Params) -> None:
+    """Open those of a layer's parts that are static operands."""
+    for name in _OPENED:
+        if name in names:
+            session.keep_opened(names[name], slots[name])
+
+
+def all_heads(sparsity: Sequence[LayerSparsity]) -> list[LayerSparsity]:
+    """The same with no head skipped."""
+    return [replace(each, heads=None, active_heads=sparsity[0].active_heads) for each in sparsity]
 
 
 def _active(layer: int | None) -> str:

@@ -21,10 +21,10 @@ import numpy as np
 from ..models.cache import LayerCache, Window
 from ..models.config import DecoderConfig
 from ..models.layers import LayerNorm, softmax
-from ..primitives.active import picked
+from ..primitives.active import picked, spread
 from ..primitives.disclose import disclose, places
 from ..primitives.fixed import Fixed
-from ..primitives.stock import FRACTION_BITS, as_ring
+from ..primitives.stock import FRACTION_BITS, as_real, as_ring
 from ..primitives.topk import top_k_mask
 
 Params = dict[str, Any]
@@ -67,6 +67,39 @@ def sparse_layer(
     if following is None or plan.next_heads is None:
         return x, cache
     return x, cache, _best(z[:, rank:], following, plan.next_heads)
+
+
+def dense_layer(
+    config: DecoderConfig, plan: StockPlan, params: Params, client: Any, owner: Any, x: Any, cache: LayerCache, place: Window
+) -> tuple[Any, LayerCache]:
+    """A pass of several tokens where orders serve one: everything is computed, nothing disclosed."""
+    mixed, cache = _attend(config, plan, params["heads"], _norm(config, params["attention_norm"], x), cache, None, place)
+    x = x + mixed + params["out_bias"]
+    neurons = params["neurons"]
+    h = nn.relu(_norm(config, params["ffn_norm"], x) @ neurons["up"] + neurons["up_bias"].reshape(-1))
+    return x + h @ neurons["down"] + params["down_bias"], cache
+
+
+def fresh_layer(
+    config: DecoderConfig, plan: StockPlan, params: Params, client: Any, owner: Any, x: Any, cache: LayerCache, place: Window
+) -> tuple[Any, LayerCache]:
+    """As `sparse_layer`, for one token, with a fresh secret order of its hidden units: the product of both parties' permutations.
+
+    client, owner [blocks, blocks]: one-hot matrices. The disclosed places are a uniform choice: they tell nothing. All heads are
+    computed, and products are dense.
+    """
+    y = _norm(config, params["attention_norm"], x)
+    neurons, order = params["neurons"], client @ owner
+    blocks, size = neurons["up_bias"].shape
+    scores = (y @ params["first"]["kernel"] + params["first"]["bias"]) @ neurons["second"] + neurons["second_bias"]
+    moved = (order @ as_ring(scores).T).T
+    index = places(disclose(top_k_mask(Fixed(moved, FRACTION_BITS), plan.blocks)), plan.blocks)[0]
+    mixed, cache = _attend(config, plan, params["heads"], y, cache, None, place)
+    x = x + mixed + params["out_bias"]
+    h = _norm(config, params["ffn_norm"], x) @ neurons["up"] + neurons["up_bias"].reshape(-1)
+    active = jnp.take(order @ as_ring(h).reshape(blocks, size), index, axis=0)
+    back = jnp.take(order, index, axis=0).T @ as_ring(nn.relu(as_real(active).astype(x.dtype)))
+    return x + as_real(back).astype(x.dtype).reshape(1, -1) @ neurons["down"] + params["down_bias"], cache
 
 
 def _norm(config: DecoderConfig, params: Params, x: Any) -> Any:
@@ -127,13 +160,5 @@ def _inputs(h: Any, kernel: Any, index: Any, dense: bool, blocks: int) -> Any:
     """Active inputs h [n, k, size] times their blocks, [n, width]: kernel [blocks * size, width], or [blocks, size, width]."""
     n, k, size = h.shape
     if dense or n > 1:
-        return _spread(h, index, blocks) @ kernel.reshape(blocks * size, -1)
+        return spread(h, index, blocks).reshape(n, blocks * size) @ kernel.reshape(blocks * size, -1)
     return h.reshape(n, k * size) @ jnp.take(kernel, index[0], axis=0).reshape(k * size, -1)
-
-
-def _spread(h: Any, index: Any, blocks: int) -> Any:
-    """h [n, k, size] at its blocks, zeros elsewhere: [n, blocks * size]. A gather from one block of zeros more: local."""
-    n, k, size = h.shape
-    at = (index[:, :, None] == np.arange(blocks)).astype(jnp.int64)
-    where = jnp.sum(at * np.arange(k)[:, None], 1) + k * (1 - jnp.sum(at, 1))
-    return picked(jnp.concatenate([h, jnp.zeros((n, 1, size), h.dtype)], 1), where).reshape(n, blocks * size)

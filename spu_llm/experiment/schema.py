@@ -77,20 +77,20 @@ class DecodingConfig(BaseModel):
 class SparsityConfig(BaseModel):
     """That only the heads and blocks of neurons are computed that predictors choose (Comet), for models of the OPT family.
 
-    file: of `spu-llm prepare comet`, by its path or by its name in configs/comet. renew: tokens that a secret order of heads and
-    blocks serves before it is renewed, or `request`: the whole generation. What is disclosed, and what that tells for which
-    `renew`, stands in docs/leakage.md.
+    file: of `spu-llm prepare comet`, by its path or by its name in configs/comet. renew: `token`, a fresh secret order of blocks
+    for every token, by which nothing is told, and no head is skipped; or tokens that an order of heads and blocks serves before
+    weights are shuffled anew, or `request`: the whole generation. These are faster, and what they tell stands in docs/leakage.md.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: Path
-    renew: Annotated[int, Field(ge=1)] | Literal["request"] = 64
+    renew: Annotated[int, Field(ge=1)] | Literal["token", "request"] = "token"
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of an order; None for the whole generation."""
-        return None if self.renew == "request" else self.renew
+        """Tokens that shuffled weights serve; None where they are never shuffled anew."""
+        return self.renew if isinstance(self.renew, int) else None
 
 
 def is_address(text: str) -> bool:

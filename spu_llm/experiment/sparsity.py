@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..comet.assisted import SHUFFLE, SparseAssistedDecoder
+from ..comet.assisted import SHUFFLE, FreshAssistedDecoder, SparseAssistedDecoder
 from ..comet.prepared import Prepared
-from ..comet.secure import SparseSecureDecoder, sparse_network
+from ..comet.secure import FreshSecureDecoder, SparseSecureDecoder, all_heads, sparse_network
+from ..generation import AssistedDecoder, SecureDecoder
 from ..models import Decoder
 from ..models.calibration import Calibration
 from ..models.config import DecoderConfig
@@ -29,21 +30,26 @@ def sparsity_file(experiment: Experiment, config: DecoderConfig) -> Prepared:
     return prepared
 
 
-def sparse_secure(session: Session, experiment: Experiment, decoder: Decoder, capacity: int) -> SparseSecureDecoder:
+def sparse_secure(session: Session, experiment: Experiment, decoder: Decoder, capacity: int) -> SecureDecoder:
     """By SPU's own operations; products are dense where they cost by their inputs."""
     assert experiment.sparsity is not None
     layers = sparsity_file(experiment, decoder.config).layers
+    if experiment.sparsity.renew == "token":
+        return FreshSecureDecoder(session, sparse_network(decoder, all_heads(layers), dense=True), capacity, experiment.prefix)
     network = sparse_network(decoder, layers, dense=experiment.protocol.name == "SEMI2K")
     return SparseSecureDecoder(session, network, capacity, experiment.prefix, experiment.sparsity.tokens)
 
 
 def sparse_assisted(
     session: Session, experiment: Experiment, decoder: Decoder, calibration: Calibration, capacity: int, ranges: RangeReport
-) -> SparseAssistedDecoder:
+) -> AssistedDecoder:
     """On the plugin."""
     assert experiment.sparsity is not None
     layers, renew = sparsity_file(experiment, decoder.config).layers, experiment.sparsity.tokens
-    return SparseAssistedDecoder(session, decoder, calibration, capacity, experiment.prefix, ranges, sparsity=layers, renew=renew)
+    parts = session, decoder, calibration, capacity, experiment.prefix, ranges
+    if experiment.sparsity.renew == "token":
+        return FreshAssistedDecoder(*parts, sparsity=layers)
+    return SparseAssistedDecoder(*parts, sparsity=layers, renew=renew)
 
 
 def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder: DecoderConfig) -> dict[str, Any]:

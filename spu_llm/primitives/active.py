@@ -56,6 +56,14 @@ def picked(x: Any, index: Any) -> Any:
     return jnp.take(x.reshape(n * blocks, *x.shape[2:]), rows, axis=0, mode="clip")
 
 
+def spread(x: Any, index: Any, blocks: int) -> Any:
+    """x [n, k, ...] at the places `index` [n, k] of [n, blocks, ...], zeros elsewhere. Local: picked from x and zeros behind it."""
+    n, k, *rest = x.shape
+    at = (index[:, :, None] == np.arange(blocks)).astype(jnp.int64)
+    where = jnp.sum(at * np.arange(k)[:, None], 1) + k * (1 - jnp.sum(at, 1))
+    return picked(jnp.concatenate([x, jnp.zeros((n, 1, *rest), x.dtype)], 1), where)
+
+
 def _parts(subscripts: str) -> tuple[str, str, str]:
     left, right, out = subscripts.replace("->", ",").split(",")
     return left, right, out

@@ -1,0 +1,205 @@
+"""The owner's offline step: what fires on public text, neurons in blocks, predictors, how much to compute (Comet).
+
+All of it is plaintext float32 on the owner's machine: nobody else takes part, and no byte is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UserError
+from ..models.checkpoint import load_checkpoint
+from ..models.config import Params
+from ..models.decoder import Decoder
+from ..models.source import ModelConfig, cache_folder, content_digest
+from ..models.training import cut_sequences
+from ..post.align import read_tokens
+from ..progress import Progress, silent
+from .activity import LayerActivity, activity, masses, refuse_family
+from .blocks import check_blocks, cluster, in_blocks
+from .predictor import (
+    Objective,
+    PredictorConfig,
+    Split,
+    bucket,
+    few_sizes,
+    recall_curve,
+    smallest,
+    threshold,
+    train_predictor,
+)
+from .prepared import VERSION, Curve, Facts, LayerSparsity, Measured, Prepared
+
+_CLUSTERINGS = 2  # the second for the number of blocks that the first needs
+_DIGITS = 5  # of a measured share
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to prepare. recall, head_recall: shares of mass that the computed blocks and heads are to catch; a head_recall of 1
+    computes all heads. length: tokens of a sequence, the model's prefix included; tokens: of the text, at most. held: share of
+    sequences to stop by, and again to report on. sizes: different numbers of blocks, and of heads, that layers may have. fresh:
+    begin anew, whatever was kept.
+    """
+
+    blocks: int = 32
+    rank: int = 24
+    recall: float = 0.95
+    head_recall: float = 0.95
+    length: int = 128
+    tokens: int = 65536
+    held: float = 0.1
+    sizes: int = 3
+    objective: Objective = "shares"
+    seed: int = 0
+    fresh: bool = False
+
+
+def prepare(model: ModelConfig, texts: Sequence[Path], rule: Rule, progress: Progress = silent) -> Prepared:
+    """Prepare a model, going on where an earlier run of the same was cut short. No texts: the model's calibration.
+
+    Raises UserError for a model without ReLU or tokenizer, a text that is missing or too short, blocks of unequal size.
+    """
+    begun = time.perf_counter()
+    checkpoint, digest = load_checkpoint(model.locate()), content_digest(model.locate())
+    decoder = checkpoint.decoder
+    refuse_family(decoder.config)
+    check_blocks(decoder.config.ffn, rule.blocks)
+    if checkpoint.tokenizer is None:
+        raise UserError(f"model {model.name}: no tokenizer; add tokenizer.json to its folder")
+    if not texts and model.calibration is None:
+        raise UserError(f"model {model.name}: names no calibration text; give --text FILE")
+    ids = read_tokens(texts or [model.calibration], checkpoint)[: rule.tokens]  # type: ignore[list-item]  # None was refused
+    length = min(rule.length, decoder.config.positions)
+    sequences = cut_sequences(ids, length, model.prefix)
+    text = hashlib.sha256(ids.tobytes()).hexdigest()
+    kept = _folder(digest, text, rule)
+    layers = prepare_layers(decoder, sequences, len(model.prefix), rule, kept, progress)
+    facts = Facts(text, len(ids), rule.recall, rule.head_recall, rule.seed, time.perf_counter() - begun)
+    return Prepared(layers, model.name, digest, facts)
+
+
+def prepare_layers(
+    decoder: Decoder, sequences: np.ndarray, skipped: int, rule: Rule, kept: Path | None = None, progress: Progress = silent
+) -> tuple[LayerSparsity, ...]:
+    """Each layer's blocks and predictors, from sequences [count, n] that begin with a prefix of `skipped` tokens.
+
+    kept: a folder of finished layers of the same run, to go on from and to add to. Raises UserError where sequences are too few.
+    """
+    rows = split_rows(len(sequences), sequences.shape[1] - skipped, rule)
+    before, layers = None, []
+    for i, found in enumerate(activity(decoder, sequences, skipped, progress)):
+        file = None if kept is None else kept / f"{i}.safetensors"
+        layer = None if file is None else _load(file)
+        if layer is None:
+            layer = prepare_layer(decoder.params["layers"][i], before, found, rows, rule)
+            if file is not None:
+                Prepared((layer,), f"layer {i}", "").save(file)
+        before = found.normed
+        layers.append(layer)
+    blocks = few_sizes([layer.active_blocks for layer in layers], rule.sizes)
+    heads = few_sizes([layer.active_heads for layer in layers], rule.sizes)
+    sizes = zip(layers, blocks, heads, strict=True)
+    return tuple(replace(layer, active_blocks=block, active_heads=head) for layer, block, head in sizes)
+
+
+def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivity, rows: Split, rule: Rule) -> LayerSparsity:
+    """One layer's blocks, predictors and how much to compute. before: `normed` of the layer before, None in the first."""
+    config = PredictorConfig(rule.rank, rule.objective, seed=rule.seed)
+    weights, y = masses(params, found.hidden), _split(found.normed, rows)
+    active = max(1, rule.blocks // 4)
+    for _ in range(_CLUSTERINGS):
+        order = cluster(weights[rows.learn], rule.blocks, active, rule.seed)
+        sums = _split(in_blocks(weights, order, rule.blocks), rows)
+        neurons = train_predictor(y, sums, active, config)
+        scores = neurons.scores(y.choose)
+        active = smallest(recall_curve(scores, sums.choose), rule.recall, bucket(rule.blocks))
+    level = threshold(scores, sums.choose, rule.recall)
+    heads, active_heads = None, found.heads.shape[1]
+    if before is not None and rule.head_recall < 1:
+        norms, y_before = _split(found.heads, rows), _split(before, rows)
+        heads = train_predictor(y_before, norms, max(1, active_heads // 2), config)
+        active_heads = smallest(recall_curve(heads.scores(y_before.choose), norms.choose), rule.head_recall)
+    layer = LayerSparsity(order, neurons, active, heads, active_heads, level)
+    return replace(layer, measured=measure(layer, weights, before, found, rows))
+
+
+def measure(layer: LayerSparsity, weights: np.ndarray, before: np.ndarray | None, found: LayerActivity, rows: Split) -> Measured:
+    """What a layer's blocks and predictors catch of the rows to report on."""
+    seen, hidden = weights[rows.report], found.hidden[rows.report]
+    blocks, order = layer.blocks, layer.order
+    sums, counts = in_blocks(seen, order, blocks), in_blocks((hidden > 0).astype(np.float32), order, blocks)
+    scores = layer.neurons.scores(found.normed[rows.report])
+    usual = np.broadcast_to(in_blocks(weights[rows.learn], order, blocks).mean(0), sums.shape)
+    plain = in_blocks(seen, np.arange(len(order)), blocks)
+    heads: dict[str, Curve] = {}
+    if layer.heads is not None and before is not None:
+        norms = found.heads[rows.report]
+        heads = {
+            "head_recall": _curve(layer.heads.scores(before[rows.report]), norms),
+            "head_oracle": _curve(norms, norms),
+        }
+    return Measured(
+        zeros=float((hidden == 0).mean()),
+        recall=_curve(scores, sums),
+        neuron_recall=_curve(scores, counts),
+        oracle=_curve(sums, sums),
+        neuron_oracle=_curve(sums, counts),
+        still=_curve(usual, sums),
+        unclustered=_curve(plain, plain),
+        threshold_share=0.0 if layer.threshold is None else float((scores > layer.threshold).mean()),
+        **heads,
+    )
+
+
+def _curve(scores: np.ndarray, sums: np.ndarray) -> Curve:
+    return tuple(round(float(share), _DIGITS) for share in recall_curve(scores, sums))
+
+
+def _split(values: np.ndarray, rows: Split) -> Split:
+    return Split(*(values[part] for part in rows))
+
+
+def _load(file: Path) -> LayerSparsity | None:
+    """A layer that an earlier run finished; None where there is none, or none whole."""
+    try:
+        return Prepared.load(file).layers[0]
+    except UserError:
+        return None
+
+
+def _folder(digest: str, text: str, rule: Rule) -> Path:
+    """Where finished layers of a run are kept."""
+    parts = [VERSION, digest, text, asdict(replace(rule, fresh=False))]
+    folder = cache_folder() / f"comet-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+    if rule.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def default_path(prepared: Prepared) -> Path:
+    """Where a model's prepared file is kept where none is named."""
+    return cache_folder() / f"comet-{prepared.digest[:16]}.safetensors"
+
+
+def split_rows(count: int, length: int, rule: Rule) -> Split:
+    """Rows of the text, `count` sequences of `length`: each sequence belongs to one part, drawn by the seed."""
+    held = max(1, round(rule.held * count))
+    if count < 3 * held:
+        raise UserError(
+            f"the text gives {count} sequences of {length} tokens, too few to learn from and to measure on; give more text"
+        )
+    order = np.random.default_rng(rule.seed).permutation(count)
+    parts = order[2 * held :], order[:held], order[held : 2 * held]
+    return Split(*((np.sort(part)[:, None] * length + np.arange(length)).reshape(-1) for part in parts))
+
+
+__all__ = ["Rule", "default_path", "measure", "prepare", "prepare_layer", "prepare_layers", "split_rows"]
