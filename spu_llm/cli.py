@@ -17,6 +17,7 @@ from .bench.quality import Amounts, bench_quality, summary
 from .cli_align import align_command
 from .cli_beaver import beaver_command
 from .cli_certificates import certificates_command
+from .cli_comet import comet_command
 from .cli_deal import deal_command
 from .cli_network import network_command
 from .cli_party import dealer_command, party_command, stream
@@ -25,6 +26,7 @@ from .cli_plan import plan_table_command
 from .cli_prompt import keys_command, prompt_command, tables_command
 from .cli_sampling import sampling_command
 from .cli_soal import prepare_group
+from .cli_sparsity_leakage import sparsity_leakage_command
 from .errors import UserError
 from .experiment.files import write_whole
 from .experiment.report import render_report
@@ -106,6 +108,10 @@ def fetch(model: str) -> None:
 @click.option("--draft", help="Draft by this public model (name or YAML) or by `lookup`, and verify in one pass (POST).")
 @click.option("--draft-length", help="Drafted tokens a pass, or auto.  [default: auto]")
 @click.option("--disclosure", type=click.Choice(DISCLOSURES), help="What a pass opens.  [default: distribution]")
+@click.option(
+    "--sparsity", help="Compute predicted heads and neurons only: a file of `spu-llm prepare comet`, or its name (Comet)."
+)
+@click.option("--renew", help="Tokens that a secret order of neurons serves: token, a number, or request.  [default: token]")
 @_quiet
 def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
     """Generate text privately, streaming it to standard output; the cost goes to standard error.
@@ -115,6 +121,7 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
       spu-llm generate --prompt "The capital of France is" --tokens 8
       spu-llm generate --prompt "Once upon a time" --temperature 0.8 --top-p 0.9 --seed 7 --network wan
       spu-llm generate --prompt "One, two, three, one, two," --draft lookup --network wan
+      spu-llm generate --model kjv-relu --prompt "And it came to pass" --sparsity kjv-relu --renew 64
     """
     raw = {
         "model": options["model"],
@@ -135,6 +142,12 @@ def generate(prompt: str, tokens: int, quiet: bool, **options: Any) -> None:
         raw["decoding"] = {"draft_model": options["draft"], **given}
     elif given:
         raise UserError(f"--{next(iter(given)).replace('_', '-')}: says how drafts are verified; add --draft, or leave it out")
+    if options["sparsity"] is not None:
+        raw["sparsity"] = {"file": options["sparsity"]}
+    if options["renew"] is not None and options["sparsity"] is None:
+        raise UserError("--renew: says how long an order of neurons serves; add --sparsity, or leave it out")
+    if options["renew"] is not None:
+        raw["sparsity"]["renew"] = int(options["renew"]) if options["renew"].isdecimal() else options["renew"]
     experiment, _ = build_experiment(raw, CONFIGS, "command line")
     metrics = measure(experiment, _progress(quiet), stream)
     click.echo()
@@ -175,6 +188,7 @@ main.add_command(dealer_command)
 main.add_command(party_command)
 main.add_command(plan_table_command)
 main.add_command(prepare_group)
+prepare_group.add_command(comet_command)
 
 
 @main.group()
@@ -188,6 +202,7 @@ bench.add_command(tables_command)
 bench.add_command(network_command)
 bench.add_command(passes_command)
 bench.add_command(sampling_command)
+bench.add_command(sparsity_leakage_command)
 
 
 @bench.command()
@@ -354,9 +369,12 @@ def _summary(metrics: dict[str, Any]) -> str:
         lines.append(
             f"{post['tokens_per_round']:.2f} tokens a pass, {accepted}, sampling takes {post['sampling_share']:.0%} of the time"
         )
+    if "comet" in metrics:
+        comet = metrics["comet"]
+        lines.append(f"computed for each token: {comet['active_share']:.0%} of neurons, {comet['active_heads_share']:.0%} of heads")
     if metrics.get("speedup"):
         lines.append(f"{metrics['speedup']:.2f}x the baseline's decoding speed")
-    if accuracy["max_logit_error"] > _SUSPECT * accuracy["max_logit"]:
+    if "comet" not in metrics and accuracy["max_logit_error"] > _SUSPECT * accuracy["max_logit"]:
         lines.append(
             f"warning: {metrics['ring']} with {metrics['fraction_bits']} fraction bits does not hold this model's values; "
             "use FM128 with 26 fraction bits, or a prefix that takes its outliers (README)"

@@ -27,6 +27,7 @@ from ..runtime import Slot
 from ..runtime.assisted import Call, DealtProgram, OperandName, OperandSlot
 from .fixed_fresh import FreshParams, FreshPlan, fresh_block
 from .fixed_sparse import SCORE_BITS, Heads, Neurons, SparseParams, SparsePlan, sparse_block
+from .gate import above
 from .prepared import LayerSparsity, LowRank
 
 SHUFFLE = "shuffle"
@@ -217,7 +218,7 @@ class FreshAssistedDecoder(AssistedDecoder):
             placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in dense._asdict().items()}
             operands = {"up_bias": dense.up_bias, "second": _second(sparsity.neurons)["second"]}
             placed |= {name: self._operand_of(f"layers.{i}.{name}", value) for name, value in operands.items()}
-            bias = _second(sparsity.neurons)["second_bias"]
+            bias = _second(above(sparsity))["second_bias"]
             self.session.share(f"layers.{i}.second_bias", bias.raw, "owner")
             placed["second_bias"] = Fixed(f"layers.{i}.second_bias", bias.bits), Fixed(Slot(bias.raw.shape, np.int64), bias.bits)
             names, slots = ({field: pair[at] for field, pair in placed.items()} for at in (0, 1))
@@ -316,9 +317,12 @@ def _encoded(width: int, layer: BlockParams, sparsity: LayerSparsity, learned: b
         parts["slopes"] = Part(layer.slopes.raw.T, BITS)
     if sparsity.heads is not None:
         parts |= _second(sparsity.heads)
+    scores = _second(above(sparsity))
     first = layer.qkv.with_raw(layer.qkv.raw[:, end : end + ranks])
     rest = {
         "first": first,
+        "second": Fixed(scores["second"].raw, SCORE_BITS),
+        "second_bias": Fixed(scores["second_bias"].raw, 2 * SCORE_BITS),
         "attention_phi": layer.attention_phi,
         "ffn_phi": layer.ffn_phi,
         "first_bias": layer.qkv_bias.with_raw(layer.qkv_bias.raw[end : end + ranks]),
@@ -335,5 +339,5 @@ def _neurons(layer: BlockParams, sparsity: LayerSparsity) -> dict[str, Part]:
         "up": Part(layer.up.raw.T[order].reshape(blocks, size, -1), NORM_KERNEL_BITS),
         "down": Part(layer.down.raw[order].reshape(blocks, size, -1).transpose(0, 2, 1), BITS),
         "up_bias": Part(layer.up_bias.raw[order].reshape(blocks, size), STREAM_BITS),
-        **_second(sparsity.neurons),
+        "order": Part(np.eye(blocks, dtype=np.int64), 0),
     }

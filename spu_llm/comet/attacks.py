@@ -98,8 +98,8 @@ def name_token(public: Masks, victims: Masks, random: Random) -> Rate:
     held = np.arange(len(public.tokens)) % _HELD_OUT == _HELD_OUT - 1
 
     def score(classifier: Classifier) -> float:
-        learned = (each[~held].reshape(-1, *each.shape[2:]) for each in (x, public.tokens))
-        return float((classifier(*learned, _rows(x[held])) == public.tokens[held].ravel()).mean())
+        found = classifier(_rows(x[~held]), public.tokens[~held].ravel(), _rows(x[held]))
+        return float((found == public.tokens[held].ravel()).mean())
 
     best = max((_constant, _discriminant, _neighbours), key=score)
     constant, found = (each(_rows(x), public.tokens.ravel(), _rows(asked)) for each in (_constant, best))
@@ -325,7 +325,7 @@ def _features(masks: Masks, renewal: Renewal, random: Random, draws: int) -> np.
             row, column = np.triu_indices(span.stop - span.start)
             parts.append(_overlaps(group[:, span])[..., row, column].reshape(texts, -1))
         if renewal.partial:
-            parts.append(sum(_ages(group, renewal, random) for _ in range(draws)).reshape(texts, -1) / draws)
+            parts.append(np.mean([_ages(group, renewal, random) for _ in range(draws)], 0).reshape(texts, -1))
     return np.concatenate(parts, 1).astype(float)
 
 

@@ -25,9 +25,8 @@ from ..primitives.fixed import Fixed
 from ..primitives.fresh_order import fresh_orders, into_order, out_of_order
 from ..primitives.norm import inverse_root, norm_dot
 from ..primitives.scale import scale
-from ..primitives.topk import top_k_mask
 from ..primitives.truncate import truncate
-from .fixed_sparse import DIFFERENCE_BITS, SCORE_BITS
+from .fixed_sparse import chosen_blocks
 
 
 class FreshParams(NamedTuple):
@@ -57,20 +56,15 @@ def fresh_block(
     h = biased(norm_dot(x, dense.qkv, tables.norm, dense.attention_phi), dense.qkv_bias)
     end, (rank, blocks) = (config.heads + 2 * config.kv_heads) * config.head_width, params.second.shape
     orders = fresh_orders(n, blocks)
-    index = _best(h[:, end : end + rank], params, orders, plan.active)
+    chosen = chosen_blocks(h[:, end : end + rank], params.second, params.second_bias, plan.active)
+    moved = into_order(orders, chosen.reshape(n, blocks, 1)).reshape(n, blocks)
+    index = places(disclose(moved), plan.active)
     h = h.with_raw(jnp.concatenate([h.raw[:, :end], h.raw[:, end + rank :]], -1))
     q, k, v, reference = split_heads(config, h, dense.slopes, angles)
     mixed, cache = attend(q, k, v, cache, place, tables.softmax, reference)
     x = add_product(x, mixed.reshape(n, config.heads * config.head_width), dense.out, dense.out_bias)
     hidden = out_of_order(orders, _active(tables, dense, x, orders, index), index).reshape(n, config.ffn)
     return biased(x + contract("nk,km->nm", hidden, dense.down), dense.down_bias), cache
-
-
-def _best(z: Fixed, params: FreshParams, orders: Fixed, active: int) -> Any:
-    """Places [n, active] of the best-scoring blocks in each token's order, which both parties learn."""
-    scores = contract("nr,rb->nb", z, params.second, SCORE_BITS) + params.second_bias
-    moved = into_order(orders, scores.reshape(*scores.shape, 1)).reshape(*scores.shape)
-    return places(disclose(top_k_mask(moved, active, DIFFERENCE_BITS)), active)
 
 
 def _active(tables: BlockPlan, dense: BlockParams, x: Fixed, orders: Fixed, index: Any) -> Fixed:

@@ -9,14 +9,17 @@ compared, truncated and opened. Keys and values are of all heads, so that the ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..models.config import DecoderConfig
 from ..models.fixed_block import BITS, STREAM_BITS, Angles, BlockPlan, biased
 from ..primitives.active import active_contract
 from ..primitives.attention import Place, RowCache, attend_active
+from ..primitives.choose import choose
 from ..primitives.compare import relu
 from ..primitives.contract import contract
 from ..primitives.disclose import disclose, places
@@ -28,8 +31,8 @@ from ..primitives.truncate import truncate
 
 SCORE_BITS = 10
 """Fraction bits of both factors of a score."""
-DIFFERENCE_BITS = 29
-"""Scores differ by less than 2^9: fewer bits make the comparisons a message shorter."""
+SIZE_BITS = 29
+"""Scores, and their differences, are smaller than 2^9."""
 
 
 class Heads(NamedTuple):
@@ -53,26 +56,30 @@ class Heads(NamedTuple):
 class Neurons(NamedTuple):
     """What is shuffled together with a layer's blocks of neurons.
 
-    up [blocks, size, width], down [blocks, width, size] and second [rank, blocks] are masked operands, up_bias [blocks, size] and
-    second_bias [blocks] plain shares.
+    up [blocks, size, width], down [blocks, width, size] and order [places, blocks] are masked operands, up_bias [blocks, size]
+    plain shares. order: one-hot rows, which block of the owner's stands at each place.
     """
 
     up: Any
     down: Any
-    second: Any
+    order: Any
     up_bias: Any
-    second_bias: Any
 
 
 class SparseParams(NamedTuple):
-    """A layer's weights. first [width, ranks] makes what scores of neurons are made of, and of the next layer's heads behind."""
+    """A layer's weights. first [width, ranks] makes what scores of blocks are made of, and of the next layer's heads behind.
+
+    second [rank, blocks], an operand, and second_bias [blocks]: scores of blocks in the owner's order.
+    """
 
     heads: Heads
     neurons: Neurons
     first: Any
+    second: Any
     attention_phi: Any
     ffn_phi: Any
     first_bias: Any
+    second_bias: Any
     out_bias: Any
     down_bias: Any
 
@@ -106,33 +113,46 @@ def sparse_block(
     active [n, heads]: the heads to compute, public. `following`: second and its bias of the next layer's heads, whose best ones
     are a third result then.
     """
-    z, q, k, v, reference = _enter(plan, params, x, active, angles)
-    rank = params.neurons.second.shape[0]
-    index = _best(z[:, :rank], params.neurons.second, params.neurons.second_bias, plan.blocks)
-    mixed, cache = attend_active(q, active, k, v, cache, place, plan.tables.softmax, reference)
-    x = biased(x + active_contract("nbs,bds->nd", truncate(mixed, BITS), params.heads.out, active), params.out_bias)
-    x = biased(x + _ffn(plan.tables, params, x, index), params.down_bias)
+    x, cache, z = sparse_attention(plan, params, x, cache, active, place, angles)
+    rank = params.second.shape[0]
+    chosen = chosen_blocks(z[:, :rank], params.second, params.second_bias, plan.blocks)
+    index = places(disclose(contract("nb,pb->np", chosen, params.neurons.order)), plan.blocks)
+    x = sparse_ffn(plan, params, x, index)
     if following is None or plan.next_heads is None:
         return x, cache
-    return x, cache, _best(z[:, rank:], *following, plan.next_heads)
+    return x, cache, _best_heads(z[:, rank:], *following, plan.next_heads)
+
+
+def sparse_attention(
+    plan: SparsePlan, params: SparseParams, x: Fixed, cache: RowCache, active: Any, place: Place, angles: Angles
+) -> tuple[Fixed, RowCache, Any]:
+    """The layer's first half: x after it, the cache, and z [n, ranks] that scores are made of, None where params.first is."""
+    z, q, k, v, reference = _enter(plan, params, x, active, angles)
+    mixed, cache = attend_active(q, active, k, v, cache, place, plan.tables.softmax, reference)
+    x = x + active_contract("nbs,bds->nd", truncate(mixed, BITS), params.heads.out, active)
+    return biased(x, params.out_bias), cache, z
+
+
+def sparse_ffn(plan: SparsePlan, params: SparseParams, x: Fixed, index: Any) -> Fixed:
+    """The layer's second half, of the blocks `index` [n, active], public: x after it."""
+    return biased(x + _ffn(plan.tables, params, x, index), params.down_bias)
 
 
 def _enter(
     plan: SparsePlan, params: SparseParams, x: Fixed, active: Any, angles: Angles
-) -> tuple[Fixed, Fixed, Fixed, Fixed, Fixed | None]:
-    """z [n, ranks]; q [n, active heads, head_width]; k and v [n, heads, head_width]; the active heads' references if any."""
+) -> tuple[Fixed | None, Fixed, Fixed, Fixed, Fixed | None]:
+    """z [n, ranks] if any; q [n, active heads, head_width]; k and v [n, heads, head_width]; the active heads' references if any."""
     heads, norm, n = params.heads, plan.tables.norm, x.shape[0]
-    parts = [
-        contract("nd,dr->nr", x, params.first, norm.activation_bits),
+    parts = [] if params.first is None else [contract("nd,dr->nr", x, params.first, norm.activation_bits)]
+    parts += [
         contract("nd,bsd->nbs", x, heads.key_value, norm.activation_bits),
         active_contract("nd,bsd->nbs", x, heads.query, active, norm.activation_bits),
     ]
     together = parts[0].with_raw(jnp.concatenate([part.raw.reshape(n, -1) for part in parts], -1))
     scaled = scale(together, inverse_root(x, norm, params.attention_phi), norm.output_bits, norm.root_bits)
-    ends = [part.shape[1] if len(part.shape) == 2 else part.shape[1] * part.shape[2] for part in parts]
-    z, rows, query = (
-        scaled[:, at : at + size].reshape(*part.shape)
-        for at, size, part in zip((0, ends[0], ends[0] + ends[1]), ends, parts, strict=True)
+    ends = np.cumsum([prod(part.shape[1:]) for part in parts])
+    *first, rows, query = (
+        scaled[:, end - prod(part.shape[1:]) : end].reshape(*part.shape) for end, part in zip(ends, parts, strict=True)
     )
     rows = rows + heads.key_value_bias
     query = query + _at(heads.query_bias, active)
@@ -142,7 +162,8 @@ def _enter(
         slopes = _at(heads.slopes, active)
         position = slopes.with_raw(jnp.sum(slopes.raw * angles.features[:, None], -1))
         reference = query[..., width] + Fixed(position.raw, STREAM_BITS)
-    return z + params.first_bias, query[..., :width], rows[..., :width], rows[..., width:], reference
+    z = first[0] + params.first_bias if first else None
+    return z, query[..., :width], rows[..., :width], rows[..., width:], reference
 
 
 def _ffn(tables: BlockPlan, params: SparseParams, x: Fixed, index: Any) -> Fixed:
@@ -153,10 +174,15 @@ def _ffn(tables: BlockPlan, params: SparseParams, x: Fixed, index: Any) -> Fixed
     return active_contract("nbs,bds->nd", truncate(relu(h), BITS), params.neurons.down, index)
 
 
-def _best(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Any:
-    """Numbers [n, count] of the best scores of z [n, rank], which both parties learn, and nothing else of the scores."""
+def chosen_blocks(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Fixed:
+    """[n, blocks] 1 for blocks that score above 0, filled up or cut to `count` in the owner's order: secret."""
+    return choose(contract("nr,rb->nb", z, second, SCORE_BITS) + bias, count, SIZE_BITS)
+
+
+def _best_heads(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Any:
+    """Places [n, count] of the best-scoring heads, which are few: all pairs are compared."""
     scores = contract("nr,rb->nb", z, second, SCORE_BITS) + bias
-    return places(disclose(top_k_mask(scores, count, DIFFERENCE_BITS)), count)
+    return places(disclose(top_k_mask(scores, count, SIZE_BITS)), count)
 
 
 def _at(x: Fixed, index: Any) -> Fixed:

@@ -23,6 +23,7 @@ from ..models.decoder import Decoder
 from ..primitives.stock import as_real, as_ring
 from ..progress import Progress, silent
 from ..runtime import Program, Session, Slot
+from .gate import above
 from .prepared import LayerSparsity, LowRank
 from .stock_sparse import StockPlan, dense_layer, fresh_layer, sparse_layer
 
@@ -230,9 +231,10 @@ def _shuffled(size: int, parts: Params, cache: LayerCache | None, client: Any, o
 
     def moved(x: Any, axis: int) -> Any:
         lead = x.shape[:axis]
-        raw = jnp.moveaxis(as_ring(x).reshape(*lead, size, -1), axis, 0)
-        rows = (order @ raw.reshape(size, -1)).reshape(raw.shape)
-        return as_real(jnp.moveaxis(rows, 0, axis)).reshape(x.shape).astype(x.dtype)
+        whole = jnp.issubdtype(x.dtype, jnp.integer)
+        raw = jnp.moveaxis((x if whole else as_ring(x)).reshape(*lead, size, -1), axis, 0)
+        rows = jnp.moveaxis((order @ raw.reshape(size, -1)).reshape(raw.shape), 0, axis).reshape(x.shape)
+        return rows if whole else as_real(rows).astype(x.dtype)
 
     found = {name: moved(x, _axis(name, x)) for name, x in parts.items()}
     return found, None if cache is None else LayerCache(*(moved(x, 1) for x in cache))
@@ -280,8 +282,9 @@ def _layer(decoder: Decoder, params: Params, sparsity: LayerSparsity, following:
             "up": outputs(up),
             "down": inputs(params["down"]["kernel"][sparsity.order], blocks),
             "up_bias": params["up"]["bias"][sparsity.order].reshape(blocks, size),
-            **_second(sparsity.neurons),
+            "order": np.eye(blocks, dtype=np.int64),
         },
+        "second": {"kernel": sparsity.neurons.second, "bias": above(sparsity).second_bias},
         "out_bias": params["out"]["bias"],
         "down_bias": params["down"]["bias"],
     }

@@ -10,6 +10,7 @@ Which blocks are active is disclosed, in the secret order of a shuffle, as by th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..models.cache import LayerCache, Window
 from ..models.config import DecoderConfig
 from ..models.layers import LayerNorm, softmax
 from ..primitives.active import picked, spread
+from ..primitives.choose import choose
 from ..primitives.disclose import disclose, places
 from ..primitives.fixed import Fixed
 from ..primitives.stock import FRACTION_BITS, as_real, as_ring
@@ -55,15 +57,16 @@ def sparse_layer(
 ) -> tuple[Any, ...]:
     """x [n, width] -> x [n, width], the layer's cache, and the next layer's active heads where `following` predicts them.
 
-    params: "first", "heads" and "neurons" beside the norms; kernels [in, out] where products are dense, else [blocks, ...].
+    params: "first", "second", "heads" and "neurons" beside the norms; kernels [in, out] where products are dense, else
+    [blocks, ...].
     """
     y = _norm(config, params["attention_norm"], x)
     z = y @ params["first"]["kernel"] + params["first"]["bias"]
-    rank = params["neurons"]["second"].shape[0]
-    index = _best(z[:, :rank], params["neurons"], plan.blocks)
-    mixed, cache = _attend(config, plan, params["heads"], y, cache, active, place)
+    rank = params["second"]["kernel"].shape[0]
+    index = _disclosed(params["neurons"]["order"], _chosen(z[:, :rank], params, plan.blocks), plan.blocks)
+    mixed, cache = sparse_attention(config, plan, params["heads"], y, cache, active, place)
     x = x + mixed + params["out_bias"]
-    x = x + _ffn(plan, params["neurons"], _norm(config, params["ffn_norm"], x), index) + params["down_bias"]
+    x = x + sparse_ffn(plan, params["neurons"], _norm(config, params["ffn_norm"], x), index) + params["down_bias"]
     if following is None or plan.next_heads is None:
         return x, cache
     return x, cache, _best(z[:, rank:], following, plan.next_heads)
@@ -73,7 +76,7 @@ def dense_layer(
     config: DecoderConfig, plan: StockPlan, params: Params, client: Any, owner: Any, x: Any, cache: LayerCache, place: Window
 ) -> tuple[Any, LayerCache]:
     """A pass of several tokens where orders serve one: everything is computed, nothing disclosed."""
-    mixed, cache = _attend(config, plan, params["heads"], _norm(config, params["attention_norm"], x), cache, None, place)
+    mixed, cache = sparse_attention(config, plan, params["heads"], _norm(config, params["attention_norm"], x), cache, None, place)
     x = x + mixed + params["out_bias"]
     neurons = params["neurons"]
     h = nn.relu(_norm(config, params["ffn_norm"], x) @ neurons["up"] + neurons["up_bias"].reshape(-1))
@@ -91,10 +94,9 @@ def fresh_layer(
     y = _norm(config, params["attention_norm"], x)
     neurons, order = params["neurons"], client @ owner
     blocks, size = neurons["up_bias"].shape
-    scores = (y @ params["first"]["kernel"] + params["first"]["bias"]) @ neurons["second"] + neurons["second_bias"]
-    moved = (order @ as_ring(scores).T).T
-    index = places(disclose(top_k_mask(Fixed(moved, FRACTION_BITS), plan.blocks)), plan.blocks)[0]
-    mixed, cache = _attend(config, plan, params["heads"], y, cache, None, place)
+    z = y @ params["first"]["kernel"] + params["first"]["bias"]
+    index = _disclosed(order, _chosen(z, params, plan.blocks), plan.blocks)[0]
+    mixed, cache = sparse_attention(config, plan, params["heads"], y, cache, None, place)
     x = x + mixed + params["out_bias"]
     h = _norm(config, params["ffn_norm"], x) @ neurons["up"] + neurons["up_bias"].reshape(-1)
     active = jnp.take(order @ as_ring(h).reshape(blocks, size), index, axis=0)
@@ -106,16 +108,37 @@ def _norm(config: DecoderConfig, params: Params, x: Any) -> Any:
     return LayerNorm(config.epsilon).apply({"params": params}, x)
 
 
+def _chosen(z: Any, params: Params, count: int) -> Any:
+    """[n, blocks] 1 for blocks that score above 0, filled up or cut to `count` in the owner's order: secret."""
+    scores = z @ params["second"]["kernel"] + params["second"]["bias"]
+    return choose(Fixed(as_ring(scores), FRACTION_BITS), count).raw
+
+
+def _disclosed(order: Any, chosen: Any, count: int) -> Any:
+    """Their places [n, count] in a secret order [places, blocks], which all parties learn, and nothing else."""
+    return places(disclose(Fixed((order @ chosen.T).T, 0)), count)
+
+
 def _best(z: Any, predictor: Params, count: int) -> Any:
     """Numbers [n, count] of the best scores of z [n, rank], which all parties learn, and nothing else of the scores."""
     scores = z @ predictor["second"] + predictor["second_bias"]
     return places(disclose(top_k_mask(Fixed(as_ring(scores), FRACTION_BITS), count)), count)
 
 
-def _attend(
-    config: DecoderConfig, plan: StockPlan, heads: Params, y: Any, cache: LayerCache, active: Any, place: Window
+def sparse_attention(
+    config: DecoderConfig,
+    plan: StockPlan,
+    heads: Params,
+    y: Any,
+    cache: LayerCache,
+    active: Any,
+    place: Window,
+    weigh: Callable = softmax,
 ) -> tuple[Any, LayerCache]:
-    """What the active heads add to the stream, and the cache with the keys and values of all heads."""
+    """What the active heads add to the stream, but for the bias, and the cache with the keys and values of all heads.
+
+    weigh: makes the weights of scores and mask.
+    """
     n, width = len(y), config.head_width
     rows = _product(y, heads["key_value"], plan.dense).reshape(n, config.heads, 2 * width) + heads["key_value_bias"]
     origin = (place.start, jnp.int32(0), jnp.int32(0))
@@ -128,19 +151,19 @@ def _attend(
     if n > 1 or plan.heads == config.heads:
         q = _product(y, heads["query"], plan.dense).reshape(n, config.heads, width) + heads["query_bias"]
     else:
-        q = _outputs(y, heads["query"], active, plan.dense, width) + jnp.take(heads["query_bias"], active, axis=0)
+        q = active_outputs(y, heads["query"], active, plan.dense, width) + jnp.take(heads["query_bias"], active, axis=0)
         keys, values = (jnp.take(each, active[0], axis=1) for each in (keys, values))
     scores = (q * width**-0.5).transpose(1, 0, 2) @ keys.transpose(1, 2, 0)
-    mixed = (softmax(scores, place.mask) @ values.transpose(1, 0, 2)).transpose(1, 0, 2)
+    mixed = (weigh(scores, place.mask) @ values.transpose(1, 0, 2)).transpose(1, 0, 2)
     every = np.broadcast_to(np.arange(config.heads), (n, config.heads))
     return _inputs(mixed, heads["out"], every if mixed.shape[1] == config.heads else active, plan.dense, config.heads), cache
 
 
-def _ffn(plan: StockPlan, neurons: Params, y: Any, index: Any) -> Any:
-    """What the active blocks of neurons add to the stream."""
+def sparse_ffn(plan: StockPlan, neurons: Params, y: Any, index: Any, activation: Callable = nn.relu) -> Any:
+    """What the active blocks of neurons add to the stream, but for the bias."""
     blocks, size = neurons["up_bias"].shape
-    h = _outputs(y, neurons["up"], index, plan.dense, size) + jnp.take(neurons["up_bias"], index, axis=0)
-    return _inputs(nn.relu(h), neurons["down"], index, plan.dense, blocks)
+    h = active_outputs(y, neurons["up"], index, plan.dense, size) + jnp.take(neurons["up_bias"], index, axis=0)
+    return _inputs(activation(h), neurons["down"], index, plan.dense, blocks)
 
 
 def _product(y: Any, kernel: Any, dense: bool) -> Any:
@@ -148,7 +171,7 @@ def _product(y: Any, kernel: Any, dense: bool) -> Any:
     return y @ (kernel if dense else kernel.reshape(-1, kernel.shape[-1]).T)
 
 
-def _outputs(y: Any, kernel: Any, index: Any, dense: bool, size: int) -> Any:
+def active_outputs(y: Any, kernel: Any, index: Any, dense: bool, size: int) -> Any:
     """y [n, width] times the active blocks, [n, k, size]: kernel [width, blocks * size], or [blocks, size, width]."""
     n, k = index.shape
     if dense or n > 1:

@@ -60,15 +60,16 @@ def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder:
     """
     assert experiment.sparsity is not None
     layers = sparsity_file(experiment, decoder).layers
+    heads = [decoder.heads if experiment.sparsity.renew == "token" else layer.active_heads for layer in layers]
     measured = [layer.measured for layer in layers if layer.measured is not None]
     shuffle, dealt = phases.get(SHUFFLE, Phase()), phases.get(offline(SHUFFLE), Phase())
     return {
         "recall": float(np.mean([each.recall for each in measured])) if measured else None,
         "head_recall": float(np.mean([each.head_recall for each in measured])) if measured else None,
         "active_share": float(np.mean([layer.active_blocks / layer.blocks for layer in layers])),
-        "active_heads_share": float(np.mean([layer.active_heads / decoder.heads for layer in layers])),
+        "active_heads_share": float(np.mean(heads)) / decoder.heads,
         "active_blocks": [layer.active_blocks for layer in layers],
-        "active_heads": [layer.active_heads for layer in layers],
+        "active_heads": heads,
         "renew": experiment.sparsity.renew,
         "shuffles": {
             "seconds": seconds_on(experiment.network, shuffle),

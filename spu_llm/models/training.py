@@ -1,7 +1,8 @@
 """Training of our decoders in plaintext: next tokens of a text, or a teacher's probabilities (distillation).
 
 Whole sequences without a cache, all layers in one scanned function, AdamW with warm-up and a cosine. A run is decided by its
-seed, goes on where it was broken off, and gives bit by bit what one without a break gives on the same machine.
+seed, goes on where it was broken off, and gives bit by bit what one without a break gives on the same machine. A ReLU decoder
+may be taught to leave most of its hidden units at 0 (`Sparsity`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +27,12 @@ from safetensors.numpy import save_file
 
 from ..errors import UserError
 from ..progress import Progress, silent
-from .cache import LayerCache, cache_shape, window
+from .cache import LayerCache, Window, cache_shape, window
 from .config import DecoderConfig, Params
 from .decoder import Decoder, path_name
 
 _DEVIATION = 0.02  # of fresh weights, as GPT-2 has it
+_TINY = 1e-12  # added to squares before a root, whose slope at 0 is infinite
 
 
 class Teacher(NamedTuple):
@@ -51,12 +54,47 @@ Loss = Callable[[jax.Array, Batch], jax.Array]
 """Logits [batch, n, vocabulary] to a mean a position."""
 
 
+Block = Callable[[Any, jax.Array, LayerCache, Window], tuple[jax.Array, Any]]
+"""(a layer's weights, x [n, width], an empty cache, where the n tokens stand) -> (x after the layer, what is kept of it)."""
+
+Change = Callable[[jax.Array, jax.Array], jax.Array]
+"""(hidden units [n, hidden], what the first kernel gave them [n, columns]) -> the units that the second kernel is applied to."""
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Asks that a token use at most the part `active` of each layer's hidden units, which count `group` neighbours at a time.
+
+    Where a token uses more, it pays `strength` x the excess (1: twice what is asked) x the norms of its groups: ProSparse's L1
+    penalty, over groups (of 1: single units), which ends when enough of them are 0. So tokens come to use about equally many. A
+    group pays in proportion to how often it is used, lest a few be used by all tokens and the rest by none (as in ReMoE). What is
+    asked falls from everything to `active`, by equal factors, between the parts `begin` and `end` of a training's steps.
+    """
+
+    active: float
+    strength: float
+    group: int = 1
+    begin: float = 0.1
+    end: float = 0.6
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no training can follow."""
+        if not 0 < self.active <= 1 or not 0 <= self.begin < self.end <= 1:
+            raise ValueError(f"active {self.active}, begin {self.begin}, end {self.end}: give parts of 1, and begin below end")
+        if self.strength < 0 or self.group < 1:
+            raise ValueError(f"strength {self.strength} below 0 or group {self.group} below 1")
+
+    def asked(self, done: float) -> float:
+        """The part of a layer's units that may be used when the part `done` of the steps is behind us."""
+        return float(self.active ** np.clip((done - self.begin) / (self.end - self.begin), 0, 1))
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """rate: the largest learning rate, reached after `warmup` steps and then lowered along a cosine to a tenth.
 
     decay: AdamW's weight decay, on matrices only. clip: largest norm of a step's gradient. frozen: endings of names of weights that
-    stay as they are, such as "table". save_seconds: between checkpoints.
+    stay as they are, such as "table". save_seconds: between checkpoints. sparsity: of hidden units, where it is to be taught.
     """
 
     steps: int
@@ -66,11 +104,12 @@ class TrainingConfig:
     clip: float = 1.0
     frozen: tuple[str, ...] = ()
     save_seconds: float = 60.0
+    sparsity: Sparsity | None = None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The decoder, the loss of each step, and the seconds that all steps took, those before a break included."""
+    """The decoder, the loss of each step (penalties left out), and the seconds of all steps, those before a break included."""
 
     decoder: Decoder
     losses: list[float]
@@ -99,7 +138,7 @@ def train(
     UserError where the loss is no number any more.
     """
     optimizer = _optimizer(config)
-    params = _stacked(decoder.params)
+    params = stacked(decoder.params)
     run = _Run(params, optimizer.init(params), 0, [], 0.0)
     identity = "" if kept is None else _identity(decoder, config, kept.label)
     if kept is not None:
@@ -107,7 +146,8 @@ def train(
     step = _compiled_step(decoder.config, loss, config)
     saved, begun = time.monotonic(), time.monotonic()
     for i in progress(range(run.step, config.steps), "training", "step"):
-        params, state, value = step(run.params, run.state, batch_of(i))
+        asked = 1.0 if config.sparsity is None else config.sparsity.asked(i / config.steps)
+        params, state, value = step(run.params, run.state, batch_of(i), asked)
         losses = [*run.losses, float(value)]
         if not np.isfinite(losses[-1]):
             raise UserError(f"step {i}: the loss is {losses[-1]}; train with a rate below {config.rate}")
@@ -122,27 +162,67 @@ def train(
 
 @partial(jax.jit, static_argnums=0)
 def sequence_logits(config: DecoderConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Logits [batch, n, vocabulary] of whole sequences [batch, n]. `params` has its layers stacked as `Reader` has them."""
-    decoder, n = Decoder(config, {}), tokens.shape[1]
+    """Logits [batch, n, vocabulary] of whole sequences [batch, n]. `params` has its layers `stacked`."""
+
+    def block(weights: Params, x: jax.Array, cache: LayerCache, place: Window) -> tuple[jax.Array, None]:
+        return Decoder(config, {}).block(weights, x, cache, place)[0], None
+
+    return sequence_pass(config, params, tokens, block)[0]
+
+
+def sequence_pass(config: DecoderConfig, params: Params, tokens: jax.Array, block: Block) -> tuple[jax.Array, Any]:
+    """Logits of whole sequences [batch, n] through layers that `block` computes, and what it keeps, as [layers, batch, ...].
+
+    `block` is given one layer of params["layers"], whatever that holds, stacked.
+    """
+    n = tokens.shape[1]
     place = window(config, 0, n, n)
     empty = LayerCache(*(jnp.zeros(cache_shape(config, n)) for _ in range(2)))
     x = params["embed"]["table"][tokens]
     if "positions" in params["embed"]:
         x = x + params["embed"]["positions"][:n]
 
-    def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-        return jax.vmap(lambda row: decoder.block(weights, row, empty, place)[0])(x), None
+    def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
+        return jax.vmap(lambda row: block(weights, row, empty, place))(x)
 
-    x, _ = jax.lax.scan(layer, x, params["layers"])
+    x, kept = jax.lax.scan(layer, x, params["layers"])
     table = params["embed" if config.tied_head else "head"]["table"]
-    return decoder.final(params["final"], x) @ table.T
+    return Decoder(config, {}).final(params["final"], x) @ table.T, kept
+
+
+def hidden_block(config: DecoderConfig, change: Change | None = None) -> Block:
+    """A decoder's own layer, which keeps its hidden units [n, hidden], after `change` where one is given.
+
+    Raises UserError for a mixture of experts, whose units are many small layers'.
+    """
+    if config.experts is not None:
+        raise UserError(f"family {config.family}: hidden units of experts are not read; use a decoder without experts")
+
+    def block(weights: Params, x: jax.Array, cache: LayerCache, place: Window) -> tuple[jax.Array, jax.Array]:
+        seen: dict[str, jax.Array] = {}
+
+        def intercept(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+            name = context.module.name
+            if name == "down":
+                seen["units"] = args[0] if change is None else change(args[0], seen["inputs"])
+                return call(seen["units"])
+            found = call(*args, **kwargs)
+            if name in ("up", "gate_up"):
+                seen["inputs"] = found
+            return found
+
+        with nn.intercept_methods(intercept):
+            x, _ = Decoder(config, {}).block(weights, x, cache, place)
+        return x, seen["units"]
+
+    return block
 
 
 class Reader:
     """Reads whole sequences with a decoder: logits [batch, n, vocabulary] as a JAX array."""
 
     def __init__(self, decoder: Decoder):
-        self._config, self._params = decoder.config, _stacked(decoder.params)
+        self._config, self._params = decoder.config, stacked(decoder.params)
 
     def __call__(self, tokens: np.ndarray) -> jax.Array:
         return sequence_logits(self._config, self._params, tokens)
@@ -173,6 +253,22 @@ def distillation_loss(logits: jax.Array, batch: Batch) -> jax.Array:
     chosen = jnp.take_along_axis(logs, jnp.asarray(ids).astype(jnp.int32), axis=-1)
     rest = jnp.log(jnp.maximum(1.0 - jnp.exp(chosen).sum(-1), 1e-6))
     return _mean(-(p * chosen).sum(-1) - jnp.maximum(1.0 - p.sum(-1), 0.0) * rest, batch.weights)
+
+
+def sparsity_penalty(units: jax.Array, sparsity: Sparsity, asked: Any) -> jax.Array:
+    """What `Sparsity` has units [layers, batch, n, hidden] pay while the part `asked` of them may be used.
+
+    Norms count relative to their layer's usual one, so that smaller units and a larger second kernel are no way out.
+    """
+    groups = units.reshape(*units.shape[:-1], -1, sparsity.group)
+    norms = jnp.sqrt(jnp.sum(groups**2, -1) + _TINY)
+    used = jnp.any(groups != 0, -1)
+    excess = jnp.maximum(used.mean(-1) / asked - 1, 0)
+    often = used.mean((1, 2))
+    usual = norms.sum((1, 2, 3)) / jnp.maximum(used.sum((1, 2, 3)), 1)
+    price = often / jnp.maximum(often.mean(-1, keepdims=True), _TINY) / usual[:, None]
+    paid = (norms * jax.lax.stop_gradient(price)[:, None, None]).mean(-1) / asked
+    return sparsity.strength * (jax.lax.stop_gradient(excess) * paid).mean()
 
 
 def _mean(values: jax.Array, weights: Any) -> jax.Array:
@@ -259,21 +355,29 @@ def _optimizer(config: TrainingConfig) -> optax.GradientTransformation:
 
 @lru_cache(maxsize=2)
 def _compiled_step(decoder: DecoderConfig, loss: Loss, config: TrainingConfig) -> Callable[..., tuple[Params, Any, jax.Array]]:
-    """One step as a function of parameters, the optimizer's state and a batch, the first two of which it consumes."""
+    """One step as a function of parameters, the optimizer's state, a batch, and what part of the hidden units may be used.
+
+    The first two are consumed.
+    """
     optimizer = _optimizer(config)
 
-    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any, jax.Array]:
-        def cost(weights: Params) -> jax.Array:
-            return loss(sequence_logits(decoder, weights, batch.tokens), batch)
+    def step(params: Params, state: Any, batch: Batch, asked: float) -> tuple[Params, Any, jax.Array]:
+        def cost(weights: Params) -> tuple[jax.Array, jax.Array]:
+            if config.sparsity is None:
+                value = loss(sequence_logits(decoder, weights, batch.tokens), batch)
+                return value, value
+            logits, units = sequence_pass(decoder, weights, batch.tokens, hidden_block(decoder))
+            value = loss(logits, batch)
+            return value + sparsity_penalty(units, config.sparsity, asked), value
 
-        value, gradient = jax.value_and_grad(cost)(params)
+        (_, value), gradient = jax.value_and_grad(cost, has_aux=True)(params)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def _stacked(params: Params) -> Params:
+def stacked(params: Params) -> Params:
     """The parameters with those of all layers as arrays [layers, ...], in memory of their own."""
     layers = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *params["layers"])
     others = {name: jax.tree_util.tree_map(jnp.array, part) for name, part in params.items() if name != "layers"}

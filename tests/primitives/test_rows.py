@@ -10,7 +10,7 @@ from meanings import meanings
 
 from spu_llm.primitives.contract import contract
 from spu_llm.primitives.fixed import Fixed
-from spu_llm.primitives.rows import append, first_rows
+from spu_llm.primitives.rows import append, first_rows, seal
 from spu_llm.runtime import ProtocolConfig, Session, Slot
 from spu_llm.runtime.assisted import Assisted, OperandName, OperandSlot
 from spu_llm.runtime.supply import LiveSupply
@@ -162,3 +162,50 @@ def test_vmap_is_refused():
     for function, args in ((lambda c, r: append(c, r, 0), (cache, rows)), (lambda c: first_rows(c, 1), (cache,))):
         with pytest.raises(NotImplementedError, match="vmap over a cache: put the batch among the row's own axes"):
             jax.vmap(function)(*args)
+
+
+@pytest.mark.parametrize("modulus", [64, 40])
+def test_what_is_sealed_serves_later_programs(modulus):
+    """Opened once, under a mask that is new each time, also of the same value; later programs send nothing for it."""
+    random, shape, shift = np.random.default_rng(0), (3, 2), 64 - modulus
+    value = random.integers(-(2**38), 2**38, shape)
+    with Session(ProtocolConfig()) as session:
+        supply = LiveSupply()
+        assisted = Assisted(session, supply)
+        slot = Fixed(Slot(shape, np.int64), 4, modulus)
+        sealing = assisted.compile("seal", lambda x: seal(x).raw, (slot,), (OperandSlot("kept", shape),))
+        slots = Fixed(Slot((1, 3), np.int64), 0), slot.with_raw(OperandSlot("y", shape))
+        using = assisted.compile("use", lambda x, y: contract("nt,td->nd", x, y).raw, slots, (None,))
+        seen = []
+        for i, each in enumerate((value, value, value + 1)):
+            session.share("x", each, "client")
+            with session.phase(f"seal {i}") as phase:
+                assisted.run(sealing, (slot.with_raw("x"),), [OperandName("sealed")])
+            assert (phase.messages, phase.bytes) == (1, 8 * each.size)
+            mask, opened = supply.dealer.masks["sealed"], np.asarray(session.receive("sealed.opened"))
+            assert (opened + mask - each << shift == 0).all()
+            seen.append(mask)
+            for use in range(2):
+                session.share("ones", np.ones((1, 3), np.int64), "client")
+                with session.phase(f"use {i}, {use}") as phase:
+                    assisted.run(using, (Fixed("ones", 0), slot.with_raw(OperandName("sealed"))), ["sums"])
+                assert (session.receive("sums") - each.sum(0) << shift == 0).all()
+                assert phase.bytes == 8 * 3 + 8 * 3  # the ones, opened; and their shares
+    assert len(np.unique(seen)) == 3 * value.size
+
+
+def test_sealing_shares_an_opening():
+    """With whatever else opens the value; an operand is opened already, and stays under its mask."""
+    x = Fixed(np.arange(-3, 3).reshape(3, 2), 4)
+    (found, squares), cost = run_dealt(lambda x: (seal(x), contract("td,td->t", x, x)), x)
+    assert (found.raw == x.raw).all() and (squares.raw == (x.raw**2).sum(1)).all()
+    assert (cost.messages, cost.bytes) == (1, 8 * x.raw.size)
+    found, cost = run_dealt(seal, x, operands=[0])
+    assert (found.raw == x.raw).all()
+    assert (cost.messages, sum(cost.dealer_bytes)) == (0, 0)
+
+
+def test_sealing_changes_nothing():
+    x = Fixed(np.random.default_rng(0).integers(-(2**40), 2**40, (4, 3)), 12)
+    for name, found in meanings(seal, x, stock=["SEMI2K"]).items():
+        assert (found.raw == x.raw).all() and (found.bits, found.modulus) == (12, 64), name
