@@ -34,3 +34,13 @@ def best_threshold(scores: np.ndarray, masses: np.ndarray, count: int) -> float:
     """The threshold by which `count` blocks hold most of the masses."""
     tried = np.quantile(scores, (np.arange(_TRIED) + 0.5) / _TRIED)
     return float(max(tried, key=lambda threshold: recall(scores, masses, threshold, count)))
+
+
+def smallest_gate(scores: np.ndarray, masses: np.ndarray, wanted: float, step: int) -> tuple[int, float]:
+    """The smallest multiple of `step` of blocks that hold the wanted share of masses, and the threshold by which they do."""
+    blocks = scores.shape[1]
+    for count in range(step, blocks, step):
+        threshold = best_threshold(scores, masses, count)
+        if recall(scores, masses, threshold, count) >= wanted:
+            return count, threshold
+    return blocks, float(np.min(scores)) - 1

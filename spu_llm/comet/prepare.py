@@ -25,6 +25,7 @@ from ..post.align import read_tokens
 from ..progress import Progress, silent
 from .activity import LayerActivity, activity, masses, refuse_family
 from .blocks import check_blocks, cluster, in_blocks
+from .gate import smallest_gate
 from .predictor import (
     Objective,
     PredictorConfig,
@@ -33,7 +34,6 @@ from .predictor import (
     few_sizes,
     recall_curve,
     smallest,
-    threshold,
     train_predictor,
 )
 from .prepared import VERSION, Curve, Facts, LayerSparsity, Measured, Prepared
@@ -117,12 +117,12 @@ def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivit
     weights, y = masses(params, found.hidden), _split(found.normed, rows)
     active = max(1, rule.blocks // 4)
     for _ in range(_CLUSTERINGS):
-        order = cluster(weights[rows.learn], rule.blocks, active, rule.seed)
+        order = by_mass(weights[rows.learn], cluster(weights[rows.learn], rule.blocks, active, rule.seed), rule.blocks)
         sums = _split(in_blocks(weights, order, rule.blocks), rows)
         neurons = train_predictor(y, sums, active, config)
         scores = neurons.scores(y.choose)
         active = smallest(recall_curve(scores, sums.choose), rule.recall, bucket(rule.blocks))
-    level = threshold(scores, sums.choose, rule.recall)
+    active, level = smallest_gate(scores, sums.choose, rule.recall, bucket(rule.blocks))
     heads, active_heads = None, found.heads.shape[1]
     if before is not None and rule.head_recall < 1:
         norms, y_before = _split(found.heads, rows), _split(before, rows)
@@ -130,6 +130,12 @@ def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivit
         active_heads = smallest(recall_curve(heads.scores(y_before.choose), norms.choose), rule.head_recall)
     layer = LayerSparsity(order, neurons, active, heads, active_heads, level)
     return replace(layer, measured=measure(layer, weights, before, found, rows))
+
+
+def by_mass(weights: np.ndarray, order: np.ndarray, blocks: int) -> np.ndarray:
+    """The order [ffn] with the blocks that have most mass first, as gate.py wants them."""
+    heaviest = np.argsort(-in_blocks(weights, order, blocks).sum(0), kind="stable")
+    return order.reshape(blocks, -1)[heaviest].reshape(-1)
 
 
 def measure(layer: LayerSparsity, weights: np.ndarray, before: np.ndarray | None, found: LayerActivity, rows: Split) -> Measured:

@@ -26,8 +26,9 @@ from .prepared import LayerSparsity, LowRank
 
 _BATCH = 8  # sequences of one pass
 
-How = Literal["predicted", "threshold", "oracle"]
-"""Which blocks are computed: the best-scoring ones, those above the layer's threshold, or those that truly have most mass."""
+How = Literal["predicted", "best", "threshold", "oracle"]
+"""Which blocks are computed: a constant number by the layer's threshold (gate.py), as secure runs do; the best-scoring ones; all
+above the threshold, whose number varies; or those that truly have most mass."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def _layer(
         hidden = jax.nn.relu(dense(params["up"], normed(config, params["ffn_norm"], x)))
         masses = block_masses(params["down"], sparsity.block_of, hidden, len(sparsity.neurons.second_bias))
         scores = masses if how == "oracle" else sparsity.neurons.scores(y)
-        blocks = scores > sparsity.threshold if how == "threshold" else best(scores, sparsity.active_blocks)
+        above = scores > sparsity.threshold
+        blocks = above if how == "threshold" else best(above if how == "predicted" else scores, sparsity.active_blocks)
         blocks = blocks | ~rows[:, None]
         hidden = jnp.where(blocks[:, sparsity.block_of], hidden, 0)
         caught = jnp.where(blocks, masses, 0).sum(-1) / jnp.maximum(masses.sum(-1), 1e-12)
@@ -134,7 +136,7 @@ def _layer(
 
 def best(scores: jax.Array, count: Any) -> jax.Array:
     """[rows, n] bool: the `count` largest of each row of scores [rows, n]; of equal ones the first. The count may be traced."""
-    places = jnp.argsort(jnp.argsort(-scores, axis=-1, stable=True), axis=-1)
+    places = jnp.argsort(jnp.argsort(-1.0 * scores, axis=-1, stable=True), axis=-1)
     return places < count
 
 
