@@ -10,8 +10,8 @@ mkdir -p "$out"
 for network in lan wan; do
     spu-llm run "configs/experiment/post_$network.yaml" --out "$out/$network" --quiet
 done
-for length in 4 16; do
-    spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set "decoding.draft_length=$length" --out "$out/lan_$length" --quiet
+for setting in lan_4 lan_16 wan_16; do
+    spu-llm run "configs/experiment/post_${setting%_*}.yaml" --set baseline=null --set "decoding.draft_length=${setting#*_}" --out "$out/$setting" --quiet
 done
 spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set decoding.draft_model=smollm2 --out "$out/lan_unaligned" --quiet
 spu-llm run configs/experiment/post_flags.yaml --out "$out/flags" --quiet

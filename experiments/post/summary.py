@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-RUNS = ("lan", "wan", "lan_4", "lan_16", "lan_unaligned", "flags", "greedy", "cheetah")
+RUNS = ("lan", "wan", "lan_4", "lan_16", "wan_16", "lan_unaligned", "flags", "greedy", "cheetah")
 POST = ("draft_model", "draft_length", "disclosure", "acceptance_rate", "tokens_per_round", "sampling_share", "draft_share")
 
 
@@ -23,9 +23,9 @@ def main(folder: Path, out: Path) -> None:
     runs = {name: json.loads((folder / name / "metrics.json").read_text()) for name in RUNS}
     for name in ("lan", "wan"):
         (out / f"{name}.json").write_text(json.dumps(runs[name], indent=1) + "\n")
-    baseline = runs["lan"]["baseline"]["decode"]["seconds_per_token"]
+    baselines = {name: runs[name]["baseline"]["decode"]["seconds_per_token"] for name in ("lan", "wan")}
     result = {
-        "runs": {name: _run(run, baseline if name.startswith("lan_") else None) for name, run in runs.items()},
+        "runs": {name: _run(run, baselines[name.split("_")[0]] if "_" in name else None) for name, run in runs.items()},
         "greedy_tokens": len(runs["greedy"]["tokens"]),
         "greedy_equal": runs["greedy"]["tokens"] == runs["greedy"]["baseline"]["tokens"],
         "passes": json.loads((folder / "passes.json").read_text()),
