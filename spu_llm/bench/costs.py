@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ..network import NetworkProfile
@@ -24,8 +24,9 @@ def measured(
     repeats: int = 3,
     progress: Progress = silent,
 ) -> dict[str, Cost]:
-    """The cost of each run after one that warms it up: traffic of the last, medians of seconds.
+    """The cost of each run after one that warms it up: median seconds, mean traffic, which is the same every time on SEMI2K.
 
+    (On ABY3 it varies a little, on CHEETAH oblivious transfers are made many at a time by whichever run finds none left.)
     All are run before any is repeated, so that a machine that slows down does so for all.
     """
     passes: dict[str, list[Cost]] = {name: [] for name in runs}
@@ -57,9 +58,12 @@ def ratios(cost: Cost, other: Cost) -> dict[str, float | None]:
 
 
 def _typical(passes: Sequence[Cost]) -> Cost:
-    """Medians of what was timed past the first pass; counts of the last one."""
-    timed = {key: median(found[key] for found in passes[1:]) for key in ("seconds", "dealer_seconds")}
-    return passes[-1] | timed
+    """Of the passes past the first: medians of seconds, means of counts."""
+    kept = passes[1:]
+    return {
+        key: median(found[key] for found in kept) if key.endswith("seconds") else round(fmean(found[key] for found in kept))
+        for key in _SUMS
+    }
 
 
 def _modelled(cost: Cost, networks: Sequence[NetworkProfile]) -> Cost:

@@ -60,9 +60,9 @@ def bench_indexing(
 ) -> dict[str, Any]:
     """A `Cost` (see costs.py) of each way, for one token, and of a shuffle, which serves as many tokens as one likes.
 
-    ratio: of `units` and `weights` over `disclosed`; above_bits: the same of messages and bytes beyond those of `bits`;
-    break_even_tokens: for how many tokens an order has to serve until a shuffle's bytes are saved. max_error: the largest difference of the ways'
-    results from plaintext.
+    ratio: of `units` and `weights` over `disclosed`; above_bits: the same of messages and bytes beyond those of `bits`.
+    break_even_tokens: for how many tokens an order has to serve until a shuffle's bytes are saved. max_error: the largest
+    difference of the ways' results from plaintext.
     """
     inputs = _inputs(shape)
     with Session(protocol) as session:

@@ -9,6 +9,7 @@ public input and which predicts nothing; `predictor` is what the sparse layer co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +24,20 @@ from .sparse_plugin import plugin_output, plugin_runs
 from .sparse_stock import stock_runs
 
 Ops = Literal["plugin", "stock"]
-_OPERATIONS = 8  # of a layer on stock SPU, those that send most
+_OPERATIONS = 8  # of a layer that are reported
+
+
+@dataclass(frozen=True)
+class How:
+    """How a layer is measured: seconds are given for these networks too; medians are of so many passes.
+
+    layer: by default the middle one. products: whether halves are told into linear and nonlinear parts, which takes twice as long.
+    """
+
+    networks: Sequence[NetworkProfile] = ()
+    repeats: int = 3
+    layer: int | None = None
+    products: bool = True
 
 
 def layer_parts(
@@ -32,24 +46,22 @@ def layer_parts(
     model: SparseModel,
     sequence: Sequence[int],
     tokens: int = 1,
-    networks: Sequence[NetworkProfile] = (),
-    repeats: int = 3,
-    layer: int | None = None,
+    how: How = How(),
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """What a layer's pass of the last `tokens` of a sequence (prefix included) costs; by default the middle layer's.
+    """What a layer's pass of the last `tokens` of a sequence (prefix included) costs, dense and sparse.
 
-    dense, sparse: a `Cost` each for layer, attention, ffn, and of each half the linear and nonlinear part; sparse has given and
-    predictor too. speedup, attention_speedup, ffn_speedup: dense over sparse, by seconds of compute, messages, bytes and seconds
-    on each network; ffn_with_predictor_speedup: the predictor counted to the sparse ffn; predictor_share: predictor over sparse
-    layer. max_error: of the layer and of the given one against plaintext. operations, stock SPU's own count of what the layers'
-    operations send. Everything is JSON's.
+    dense, sparse: a `Cost` (see costs.py) each for layer, attention, ffn, and each half's linear and nonlinear part; sparse has
+    given and predictor too. speedup, attention_speedup, ffn_speedup: dense over sparse, by seconds of compute, messages, bytes and
+    seconds on each network; ffn_with_predictor_speedup: the predictor counted to the sparse ffn; predictor_share: predictor over
+    sparse layer. max_error: of the dense layer and the given one against plaintext. operations: SPU's own figures of those that
+    take most time (plugin, where `spu.reveal` sends everything) or send most (stock) of a layer. All of it is JSON's.
 
     Raises UserError for what cannot be run.
     """
-    case = layer_case(model, sequence, tokens, layer)
-    dense, dense_facts = _costs(ops, protocol, model, case, False, networks, repeats, progress)
-    sparse, sparse_facts = _costs(ops, protocol, model, case, True, networks, repeats, progress)
+    case = layer_case(model, sequence, tokens, how.layer)
+    dense, dense_facts = _costs(ops, protocol, model, case, False, how, progress)
+    sparse, sparse_facts = _costs(ops, protocol, model, case, True, how, progress)
     sparse["predictor"] = less(sparse["layer"], sparse["given"])
     plan = case.sparsity[0]
     return {
@@ -84,22 +96,24 @@ def _costs(
     model: SparseModel,
     case: LayerCase,
     sparse: bool,
-    networks: Sequence[NetworkProfile],
-    repeats: int,
+    how: How,
     progress: Progress,
 ) -> tuple[dict[str, Cost], dict[str, Any]]:
-    """The layer's parts, its error, and on stock SPU its operations."""
+    """The layer's parts, its error and its operations."""
     with Session(protocol) as session:
         plugin = ops == "plugin"
-        runs = plugin_runs(session, model, case, sparse) if plugin else stock_runs(session, case, sparse)
-        costs = measured(session, runs, networks, repeats, progress)
+        if plugin:
+            runs = plugin_runs(session, model, case, sparse, how.products)
+        else:
+            runs = stock_runs(session, case, sparse, how.products)
+        costs = measured(session, runs, how.networks, how.repeats, progress)
         name = "given" if sparse else "layer"
         found = plugin_output(session, name) if plugin else session.receive(name)
-        operations = session.phases[f"layer {repeats}"].ops
+        operations = session.phases[f"layer {how.repeats}"].ops
     want = case.want if not sparse else case.want_sparse if _skips(ops, case.tokens) else case.want_all_heads
     want = want - want.mean(-1, keepdims=True) if plugin else want
-    for half in ("attention", "ffn"):
+    for half in ("attention", "ffn") if how.products else ():
         costs[f"{half}_nonlinear"] = less(costs[half], costs[f"{half}_linear"])
-    sent = sorted(((op, cost) for op, cost in operations.items() if cost.bytes), key=lambda item: -item[1].bytes)
-    most = {op: vars(cost) for op, cost in sent[:_OPERATIONS]} if not plugin else {}
+    weight = {op: cost.seconds if plugin else cost.bytes for op, cost in operations.items()}
+    most = {op: vars(operations[op]) for op in sorted(weight, key=lambda op: -weight[op])[:_OPERATIONS]}
     return costs, {"max_error": float(np.abs(found - want).max()), "operations": most}

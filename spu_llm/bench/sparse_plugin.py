@@ -40,8 +40,10 @@ Pair = tuple[Any, Any]
 """An argument of a program: the tree of its names, and that of its slots."""
 
 
-def plugin_runs(session: Session, model: SparseModel, case: LayerCase, sparse: bool) -> Runs:
+def plugin_runs(session: Session, model: SparseModel, case: LayerCase, sparse: bool, products: bool = True) -> Runs:
     """A run for each part of the layer, its weights masked and opened; each leaves its output in a variable of its name.
+
+    products: whether the halves' products alone are among the parts.
 
     Raises UserError where the plugin cannot run it.
     """
@@ -60,7 +62,7 @@ def plugin_runs(session: Session, model: SparseModel, case: LayerCase, sparse: b
     whole = plan_model(model.decoder.config, calibration)  # a layer's tables are those that it has among all layers
     placed.plan = replace(whole, blocks=whole.blocks[own], phis=whole.phis[own])
     placed.put(case)
-    return placed.runs(case)
+    return placed.runs(case) | (placed.products(case) if products else {})
 
 
 def plugin_output(session: Session, name: str) -> np.ndarray:
@@ -111,18 +113,28 @@ class _Dense(_Placed):
 
     def runs(self, case: LayerCase) -> Runs:
         config, tables, weights = self.decoder.config, self._kinds[0], self._weights
-        attention = _only(weights, "qkv", "out", "attention_phi", "qkv_bias", "out_bias", "slopes")
-        ffn = _only(weights, "up", "down", "ffn_phi", "up_bias", "down_bias")
+        attention, ffn = self._halves()
         before = self._x, self._rows, *self._places
         return {
             "layer": self._first_half("layer", partial(block, config, tables), weights, *before),
             "attention": self._first_half("attention", partial(dense_attention, config, tables), attention, *before),
             "ffn": self._second_half("ffn", partial(dense_ffn, tables), ffn, self._x),
-            "attention_linear": self._first_half(
-                "attention_linear", partial(_dense_attention_products, config, tables), attention, *before
-            ),
+        }
+
+    def products(self, case: LayerCase) -> Runs:
+        config, tables = self.decoder.config, self._kinds[0]
+        attention, ffn = self._halves()
+        name, products = "attention_linear", partial(_dense_attention_products, config, tables)
+        return {
+            name: self._first_half(name, products, attention, self._x, self._rows, *self._places),
             "ffn_linear": self._second_half("ffn_linear", partial(_dense_ffn_products, tables), ffn, self._x),
         }
+
+    def _halves(self) -> tuple[Pair, Pair]:
+        return (
+            _only(self._weights, "qkv", "out", "attention_phi", "qkv_bias", "out_bias", "slopes"),
+            _only(self._weights, "up", "down", "ffn_phi", "up_bias", "down_bias"),
+        )
 
 
 class _Sparse(_Placed, SparseAssistedDecoder):
@@ -130,22 +142,34 @@ class _Sparse(_Placed, SparseAssistedDecoder):
 
     def runs(self, case: LayerCase) -> Runs:
         config, plan, weights = self.decoder.config, self._kinds[0], self._weights
-        index = self._public("index", case.index)
-        before = self._x, self._rows, self._public("active", case.active), *self._places
-        given = _given(weights)
-        attention, ffn = _only(given, "heads", "attention_phi", "out_bias"), _only(given, "neurons", "ffn_phi", "down_bias")
+        index, before = self._inputs(case)
+        given, (attention, ffn) = _given(weights), self._halves()
         following: Pair = self._following(0, slots=False), self._following(0, slots=True)
         more = [] if following[0] is None else ["next"]
-        halves = partial(sparse_attention, plan), partial(sparse_ffn, plan)
-        products = partial(_sparse_attention_products, plan), partial(_sparse_ffn_products, plan)
         return {
             "layer": self._first_half("layer", partial(sparse_block, config, plan), weights, following, *before, more=more),
             "given": self._first_half("given", partial(_given_block, plan), given, index, *before),
-            "attention": self._first_half("attention", _no_scores(halves[0]), attention, *before),
-            "ffn": self._second_half("ffn", halves[1], ffn, self._x, index),
-            "attention_linear": self._first_half("attention_linear", products[0], attention, *before),
-            "ffn_linear": self._second_half("ffn_linear", products[1], ffn, self._x, index),
+            "attention": self._first_half("attention", _no_scores(partial(sparse_attention, plan)), attention, *before),
+            "ffn": self._second_half("ffn", partial(sparse_ffn, plan), ffn, self._x, index),
         }
+
+    def products(self, case: LayerCase) -> Runs:
+        index, before = self._inputs(case)
+        attention, ffn = self._halves()
+        halves = partial(_sparse_attention_products, self._kinds[0]), partial(_sparse_ffn_products, self._kinds[0])
+        return {
+            "attention_linear": self._first_half("attention_linear", halves[0], attention, *before),
+            "ffn_linear": self._second_half("ffn_linear", halves[1], ffn, self._x, index),
+        }
+
+    def _inputs(self, case: LayerCase) -> tuple[Pair, list[Pair]]:
+        """The active blocks; and what the first half takes beside its weights."""
+        active = self._public("active", case.active)
+        return self._public("index", case.index), [self._x, self._rows, active, *self._places]
+
+    def _halves(self) -> tuple[Pair, Pair]:
+        given = _given(self._weights)
+        return _only(given, "heads", "attention_phi", "out_bias"), _only(given, "neurons", "ffn_phi", "down_bias")
 
 
 def _only(weights: Pair, *fields: str) -> Pair:
@@ -161,7 +185,7 @@ def _given(weights: Pair) -> Pair:
     neurons = _only((names.neurons, slots.neurons), "up", "down", "up_bias")
     kept = _only(weights, "attention_phi", "ffn_phi", "out_bias", "down_bias")
     found = (each._replace(heads=h, neurons=n) for each, h, n in zip(kept, heads, neurons, strict=True))
-    return tuple(found)  # type: ignore[return-value]
+    return tuple(found)
 
 
 # Halves of a dense layer, as in fixed_block.py

@@ -5,7 +5,7 @@ The products alone are the layer without its norms, softmax and ReLU, which give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..comet.activity import dense, normed
-from ..comet.secure import sparse_network
+from ..comet.network import sparse_network
 from ..comet.stock_sparse import StockPlan, sparse_attention, sparse_ffn
 from ..models.cache import LayerCache, Window, cache_shape, window
 from ..models.config import DecoderConfig, Params
@@ -40,13 +40,14 @@ _REAL = Functions(normed, softmax, jax.nn.relu)
 _LEFT_OUT = Functions(lambda config, params, x: x, lambda scores, mask: scores, lambda h: h)
 
 
-def stock_runs(session: Session, case: LayerCase, sparse: bool) -> Runs:
+def stock_runs(session: Session, case: LayerCase, sparse: bool, products: bool = True) -> Runs:
     """A run for each part of the layer, its weights shared and, where it can be, opened; each leaves its output in a variable of
     its name.
 
-    Orders are the owner's: a secret one costs a pass nothing more.
+    products: whether the halves' products alone are among the parts. Orders are the owner's: a secret one costs a pass no more.
     """
-    return (_Sparse if sparse else _Dense)(session, case).runs()
+    ends = {"": _REAL} | ({"_linear": _LEFT_OUT} if products else {})
+    return (_Sparse if sparse else _Dense)(session, case).runs(ends)
 
 
 class _Placed:
@@ -100,12 +101,12 @@ class _Placed:
 class _Dense(_Placed):
     """A layer of models/opt.py."""
 
-    def runs(self) -> Runs:
+    def runs(self, ends: Mapping[str, Functions]) -> Runs:
         weights = self.shared("dense", self.case.decoder.params["layers"][0])
         attention, ffn = _only(weights, "attention_norm", "qkv", "out"), _only(weights, "ffn_norm", "up", "down")
         before = self.x, self.cache, self.place
         found = {"layer": self.first_half("layer", self.case.decoder.block, weights, *before)}
-        for end, functions in (("", _REAL), ("_linear", _LEFT_OUT)):
+        for end, functions in ends.items():
             halves = partial(dense_attention, self.config, functions), partial(dense_ffn, self.config, functions)
             found[f"attention{end}"] = self.first_half(f"attention{end}", halves[0], attention, *before)
             found[f"ffn{end}"] = self.run(f"ffn{end}", halves[1], (ffn, self.x), f"ffn{end}")
@@ -115,7 +116,7 @@ class _Dense(_Placed):
 class _Sparse(_Placed):
     """A layer of comet/stock_sparse.py; products are dense where weights are opened once."""
 
-    def runs(self) -> Runs:
+    def runs(self, ends: Mapping[str, Functions]) -> Runs:
         case = self.case
         network = sparse_network(case.decoder, case.sparsity, self.session.protocol.name == "SEMI2K")
         plan, layers = network.plans[0], network.params["layers"]
@@ -131,7 +132,7 @@ class _Sparse(_Placed):
             "layer": self.first_half("layer", network.layer(0), weights, following or (None, None), *before, more=more),
             "given": self.first_half("given", partial(_given_layer, self.config, plan), weights, index, *before),
         }
-        for end, functions in (("", _REAL), ("_linear", _LEFT_OUT)):
+        for end, functions in ends.items():
             halves = partial(_attention, self.config, plan, functions), partial(_ffn, self.config, plan, functions)
             found[f"attention{end}"] = self.first_half(f"attention{end}", halves[0], attention, *before)
             found[f"ffn{end}"] = self.run(f"ffn{end}", halves[1], (ffn, self.x, index), f"ffn{end}")

@@ -5,7 +5,7 @@ Plaintext, by whoever has the model. Masks are those of a dense run: what a spar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from ..comet.attacks import (
     confirm,
     confirm_against,
     identify,
+    name_after_known,
     name_token,
     renewed_share,
     same_token,
@@ -38,6 +39,8 @@ COUNTS: tuple[Count, ...] = ("constant", "rounded", "variable")
 sparse runs do it; or rounded up to a multiple of blocks / 16, the best others added; or exactly these. Heads: the best, as many for
 all tokens; otherwise those above a score that as many have on average."""
 PERIODS = (1, 4, 16, 64, None)
+KNOWN = 8
+"""Tokens of a request's beginning that are known, as those of a template are, for naming those after them."""
 _UNKNOWN = 4  # the part of a text, one in so many tokens, that a partly right guess has from elsewhere
 
 
@@ -81,16 +84,17 @@ def bench_leakage(
         scores[name] = read_scores(decoder, prefix, prepared, kinds[name])
     limits = _head_limits(prepared.layers, scores["public"])
     counts = COUNTS if all(layer.threshold is not None for layer in prepared.layers) else COUNTS[:1]
-    rows, shares = [], {}
-    reveals = [False, True] if any(layer.heads is not None for layer in prepared.layers) else [False]
+    rows: list[dict[str, Any]] = []
+    shares: dict[str, list[float]] = {}
     for count in progress(list(counts), "attacking", "count"):
         masks = {name: _masks(prepared.layers, found, count, limits) for name, found in scores.items()}
         shares[count] = [float(group.mean()) for group in masks["victims"].groups]
-        rows += [row for heads in reveals for row in _setting(count, heads, masks, random)]
+        rows += _settings(count, masks, random)
     return {
         "public_tokens": int(public.size),
         "texts": len(victims),
         "tokens": victims.shape[1],
+        "known_tokens": KNOWN,
         "layers": len(prepared.layers),
         "blocks": prepared.layers[0].blocks,
         "heads": decoder.config.heads,
@@ -129,9 +133,8 @@ def _one_word(victims: np.ndarray, public: np.ndarray, random: np.random.Generat
 
 def _part_unknown(victims: np.ndarray) -> np.ndarray:
     """The victims' texts with another text's beginning."""
-    return np.concatenate(
-        [np.roll(victims, 1, axis=0)[:, : victims.shape[1] // _UNKNOWN], victims[:, victims.shape[1] // _UNKNOWN :]], 1
-    )
+    known = victims.shape[1] // _UNKNOWN
+    return np.concatenate([np.roll(victims, 1, axis=0)[:, :known], victims[:, known:]], 1)
 
 
 def read_scores(decoder: Decoder, prefix: tuple[int, ...], prepared: Prepared, texts: np.ndarray) -> Scores:
@@ -189,38 +192,46 @@ def _head_limits(layers: Sequence[LayerSparsity], public: Scores) -> list[float]
 # Attacks
 
 
-def _setting(count: Count, heads: bool, masks: dict[str, Masks], random: np.random.Generator) -> list[dict[str, Any]]:
-    seen = {name: Masks(each.tokens, each.groups if heads else each.groups[:1]) for name, each in masks.items()}
-    token = name_token(seen["public"], seen["victims"], random)
-    renewals = [Renewal(period) for period in PERIODS if _fits(period, seen)]
-    renewals += [Renewal(period, partial=True) for period in PERIODS if period and _fits(period, seen)]
-    return [{"count": count, "heads": heads, "token": asdict(token), **_row(renewal, seen, random)} for renewal in renewals]
+def _settings(count: Count, masks: dict[str, Masks], random: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """A row for heads revealed or not, each period and kind of renewal."""
+    public, victims = masks["public"], masks["victims"]
+    length = victims.tokens.shape[1]
+    renewals = [Renewal(period) for period in PERIODS if period is None or period < length]
+    renewals += [Renewal(period, partial=True) for period in PERIODS if period is not None and period < length]
+    pairs = list(zip(public.groups, victims.groups, strict=True))
+    identities = {renewal: [identify(*pair, renewal, random) for pair in pairs] for renewal in renewals}
+    for groups in range(1, len(pairs) + 1):
+        seen = {name: Masks(each.tokens, each.groups[:groups]) for name, each in masks.items()}
+        token = name_token(seen["public"], seen["victims"], random)
+        after = name_after_known(seen["public"], seen["victims"], KNOWN, PERIODS, random)
+        for renewal in renewals:
+            rates = {"token": token, "after": after.get(renewal.period), **_rates(renewal, seen, random)}
+            rates |= _named(identities[renewal][:groups])
+            yield {
+                "count": count,
+                "heads": groups > 1,
+                "period": renewal.period,
+                "partial": renewal.partial,
+                "renewed_share": renewed_share(victims.groups, renewal, random),
+                **{name: None if rate is None else asdict(rate) for name, rate in rates.items()},
+            }
 
 
-def _fits(period: int | None, seen: dict[str, Masks]) -> bool:
-    """Whether a text is longer than the period; one under one shuffle is the whole request."""
-    return period is None or period < seen["victims"].tokens.shape[1]
+def _named(identities: Sequence[Rate]) -> dict[str, Rate | None]:
+    """Identities of neuron blocks and, None where they are not revealed, of heads."""
+    block, *heads = identities
+    return {"block": block, "head": heads[0] if heads else None}
 
 
-def _row(renewal: Renewal, seen: dict[str, Masks], random: np.random.Generator) -> dict[str, Any]:
-    """Rates of the attacks that depend on the renewal; `head`: identity of heads, None where they are not revealed."""
-    public, victims = seen["public"], seen["victims"]
-    identities = [identify(*pair, renewal, random) for pair in zip(public.groups, victims.groups, strict=True)]
+def _rates(renewal: Renewal, seen: dict[str, Masks], random: np.random.Generator) -> dict[str, Rate | None]:
+    """What overlaps tell: of a right guess, of one that is right but for its beginning, of one word, of repeated tokens."""
+    victims = seen["victims"]
     whole, part = (confirm(victims, seen[guess], renewal, random) for guess in ("victims", "part"))
-    repeated = same_token(victims, renewal, random)
-    rates: dict[str, Rate | None] = {
-        "block": identities[0],
-        "head": identities[1] if len(identities) > 1 else None,
+    return {
         "pair": whole.pair,
         "among": whole.among,
         "part_pair": part.pair,
         "part_among": part.among,
         "word": confirm_against(victims, victims, seen["word"], renewal, random),
-        "repeated": repeated,
-    }
-    return {
-        "period": renewal.period,
-        "partial": renewal.partial,
-        "renewed_share": renewed_share(victims.groups, renewal, random),
-        **{name: None if rate is None else asdict(rate) for name, rate in rates.items()},
+        "repeated": same_token(victims, renewal, random),
     }

@@ -8,49 +8,29 @@ dealer to one of them. It needs no input, and is booked to a phase of its own, `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..generation.assisted import AssistedDecoder
-from ..models.config import Params
-from ..models.fixed_block import BITS, NORM_KERNEL_BITS, STREAM_BITS, BlockParams, encode_layer, with_reference
+from ..models.fixed_block import encode_layer, with_reference
 from ..models.folded import fold_layer
 from ..primitives.attention import RowCache
-from ..primitives.fixed import Fixed, encode
+from ..primitives.fixed import Fixed
 from ..primitives.permute import permutation, permute
 from ..primitives.rows import seal
 from ..progress import Progress, silent
 from ..runtime import Slot
 from ..runtime.assisted import Call, DealtProgram, OperandName, OperandSlot
-from .fixed_fresh import FreshParams, FreshPlan, fresh_block
-from .fixed_sparse import SCORE_BITS, Heads, Neurons, SparseParams, SparsePlan, sparse_block
-from .gate import above
+from .encoded import Part, encoded_layer, with_predictors
+from .fixed_sparse import Heads, Neurons, SparseParams, SparsePlan, sparse_block
 from .prepared import LayerSparsity, LowRank
 
 SHUFFLE = "shuffle"
 """The phase that renewing orders is booked to."""
 _PLAIN = ("query_bias", "key_value_bias", "slopes", "second_bias", "up_bias")
 """Parts that are plain shares; the others are masked operands."""
-
-
-class Part(NamedTuple):
-    """Something that is shuffled: ring integers, their fraction bits, and the axis of heads or blocks."""
-
-    raw: np.ndarray
-    bits: int
-    axis: int = 0
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """A layer in the ring, in its owner's order."""
-
-    heads: dict[str, Part]
-    neurons: dict[str, Part]
-    rest: dict[str, Fixed]
 
 
 class SparseAssistedDecoder(AssistedDecoder):
@@ -106,10 +86,10 @@ class SparseAssistedDecoder(AssistedDecoder):
         self._shuffled = []
         for i in progress(range(config.layers), "masking weights", "layer"):
             tables, sparsity = self.plan.blocks[i], self._sparsity[i]
-            folded = fold_layer(config, _with_predictors(self.decoder.params["layers"][i], sparsity, self._next(i)))
+            folded = fold_layer(config, with_predictors(self.decoder.params["layers"][i], sparsity, self._next(i)))
             if learned:
                 folded = with_reference(folded, self._calibration.references[i])
-            encoded = _encoded(config.head_width, encode_layer(folded, tables.norm, self.plan.phis[i]), sparsity, learned)
+            encoded = encoded_layer(config.head_width, encode_layer(folded, tables.norm, self.plan.phis[i]), sparsity, learned)
             self._shuffled.append({"heads": encoded.heads, "neurons": encoded.neurons})
             for kind, parts in self._shuffled[-1].items():
                 for name, part in parts.items():
@@ -129,11 +109,13 @@ class SparseAssistedDecoder(AssistedDecoder):
 
     def _groups(self, i: int, slots: bool) -> tuple[Heads, Neurons]:
         """Layer i's parts that are shuffled: their slots, or their names."""
-        make = _slot if slots else partial(_name, i)
+        make: Any = _slot if slots else partial(_name, i)
         heads, neurons = (
             {name: make(kind, name, part) for name, part in parts.items()} for kind, parts in self._shuffled[i].items()
         )
-        return Heads(**{field: heads.get(field) for field in Heads._fields}), Neurons(**neurons)
+        heads |= {"second": None, "second_bias": None}  # for the layer before: layers that differ by them only share programs
+        every: dict[str, Any] = {field: heads.get(field) for field in Heads._fields}
+        return Heads(**every), Neurons(**neurons)
 
     def _next(self, i: int) -> LowRank | None:
         """What layer i predicts of the next layer's heads with, if it does."""
@@ -196,62 +178,6 @@ class SparseAssistedDecoder(AssistedDecoder):
         )
 
 
-class FreshAssistedDecoder(AssistedDecoder):
-    """An OPT decoder that computes the blocks of neurons that `sparsity` predicts, in a fresh secret order for every token.
-
-    What each party learns beyond `AssistedDecoder`'s: nothing. The places of active blocks, which both see, are a uniform choice of
-    a constant number (docs/leakage.md).
-    """
-
-    def __init__(self, *args: Any, sparsity: Sequence[LayerSparsity], **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._sparsity = sparsity
-
-    def _mask_layers(self, progress: Progress) -> None:
-        config, learned = self.decoder.config, self._calibration.reference == "learned"
-        for i in progress(range(config.layers), "masking weights", "layer"):
-            tables, sparsity = self.plan.blocks[i], self._sparsity[i]
-            folded = fold_layer(config, _with_predictors(self.decoder.params["layers"][i], sparsity, None))
-            if learned:
-                folded = with_reference(folded, self._calibration.references[i])
-            dense = _in_order(encode_layer(folded, tables.norm, self.plan.phis[i]), sparsity.order)
-            placed = {field: self._place(f"layers.{i}.{field}", value) for field, value in dense._asdict().items()}
-            operands = {"up_bias": dense.up_bias, "second": _second(sparsity.neurons)["second"]}
-            placed |= {name: self._operand_of(f"layers.{i}.{name}", value) for name, value in operands.items()}
-            bias = _second(above(sparsity))["second_bias"]
-            self.session.share(f"layers.{i}.second_bias", bias.raw, "owner")
-            placed["second_bias"] = Fixed(f"layers.{i}.second_bias", bias.bits), Fixed(Slot(bias.raw.shape, np.int64), bias.bits)
-            names, slots = ({field: pair[at] for field, pair in placed.items()} for at in (0, 1))
-            kind = FreshPlan(tables, sparsity.active_blocks)
-            self._layers.append(_fresh(names))
-            self._kinds.append(kind)
-            self._layer_slots[kind] = _fresh(slots)
-
-    def _operand_of(self, name: str, value: Fixed | Part) -> tuple[Fixed, Fixed]:
-        operand = self.assisted.mask_operand(name, value.raw, "owner")
-        return Fixed(operand, value.bits), Fixed(OperandSlot(name.rsplit(".", 1)[-1], value.raw.shape), value.bits)
-
-    def layer_program(self, n: int, kind: FreshPlan) -> DealtProgram:
-        x, cache, where = self._layer_inputs(n)
-        keeps = (None, cache.keys.raw, cache.values.raw)
-        run, name = partial(fresh_block, self.decoder.config, kind), f"layer {list(self._layer_slots).index(kind)}"
-        slots = self._layer_slots[kind], x, cache, *where
-        return self._compiled((name, n, where[0].mask.shape), lambda: self.assisted.compile(name, run, slots, keeps))
-
-
-def _fresh(parts: dict[str, Any]) -> FreshParams:
-    dense = BlockParams(**{field: parts[field] for field in BlockParams._fields})
-    return FreshParams(dense, parts["second"], parts["second_bias"])
-
-
-def _in_order(layer: BlockParams, order: np.ndarray) -> BlockParams:
-    """Neurons block by block."""
-    up, down, bias = layer.up, layer.down, layer.up_bias
-    return layer._replace(
-        up=up.with_raw(up.raw[:, order]), down=down.with_raw(down.raw[order]), up_bias=bias.with_raw(bias.raw[order])
-    )
-
-
 def _active(layer: int | None) -> str:
     """The public variable with the numbers of a layer's active heads; of all heads where none are predicted."""
     return "active.all" if layer is None else f"active.{layer}"
@@ -266,78 +192,3 @@ def _slot(kind: str, name: str, part: Part) -> Fixed:
     shape = part.raw.shape
     plain = name.endswith("bias") or name in _PLAIN
     return Fixed(Slot(shape, np.int64) if plain else OperandSlot(f"{kind} {name}", shape), part.bits)
-
-
-def _with_predictors(params: Params, sparsity: LayerSparsity, following: LowRank | None) -> Params:
-    """A layer's parameters with the predictors' first products beside q, k and v, each scaled as `_seconds` asks."""
-    predictors = [sparsity.neurons, *([] if following is None else [following])]
-    sizes = [_sizes(each) for each in predictors]
-    kernel = np.concatenate(
-        [params["qkv"]["kernel"], *(each.first * size for each, size in zip(predictors, sizes, strict=True))], 1
-    )
-    bias = np.concatenate([params["qkv"]["bias"], *(each.first_bias * size for each, size in zip(predictors, sizes, strict=True))])
-    return {**params, "qkv": {"kernel": kernel, "bias": bias}}
-
-
-def _sizes(predictor: LowRank) -> np.ndarray:
-    """[rank] the largest weight that each of the numbers in between has in a score: moved from the second product to the first."""
-    return np.maximum(np.abs(predictor.second).max(1), 1e-12)
-
-
-def _second(predictor: LowRank) -> dict[str, Part]:
-    second = predictor.second / _sizes(predictor)[:, None]
-    return {
-        "second": Part(encode(second, SCORE_BITS), SCORE_BITS, axis=1),
-        "second_bias": Part(encode(predictor.second_bias, 2 * SCORE_BITS), 2 * SCORE_BITS),
-    }
-
-
-def _encoded(width: int, layer: BlockParams, sparsity: LayerSparsity, learned: bool) -> _Encoded:
-    """The layer's parts; `layer` has q, k, v, the predictors' first products and the references if any side by side."""
-    heads = layer.out.shape[0] // width
-    end, ranks = 3 * heads * width, layer.qkv.shape[1] - 3 * heads * width - (heads if learned else 0)
-
-    def by_head(columns: np.ndarray) -> list[np.ndarray]:
-        """[..., columns] -> q (and reference), and k and v, [heads, per head, ...] each."""
-        q, k, v = (part.reshape(heads, width, -1) for part in np.split(columns[..., :end].T.reshape(end, -1), 3))
-        reference = columns[..., end + ranks :].T.reshape(heads, -1, q.shape[-1]) if learned else q[:, :0]
-        return [np.concatenate([q, reference], 1), np.concatenate([k, v], 1)]
-
-    query, key_value = by_head(layer.qkv.raw)
-    query_bias, key_value_bias = (each[..., 0] for each in by_head(layer.qkv_bias.raw[None]))
-    out = layer.out.raw.reshape(heads, width, -1).transpose(0, 2, 1)
-    parts = {
-        "query": Part(query, NORM_KERNEL_BITS),
-        "key_value": Part(key_value, NORM_KERNEL_BITS),
-        "out": Part(out, BITS),
-        "query_bias": Part(query_bias, STREAM_BITS),
-        "key_value_bias": Part(key_value_bias, STREAM_BITS),
-    }
-    if learned:
-        parts["slopes"] = Part(layer.slopes.raw.T, BITS)
-    if sparsity.heads is not None:
-        parts |= _second(sparsity.heads)
-    scores = _second(above(sparsity))
-    first = layer.qkv.with_raw(layer.qkv.raw[:, end : end + ranks])
-    rest = {
-        "first": first,
-        "second": Fixed(scores["second"].raw, SCORE_BITS),
-        "second_bias": Fixed(scores["second_bias"].raw, 2 * SCORE_BITS),
-        "attention_phi": layer.attention_phi,
-        "ffn_phi": layer.ffn_phi,
-        "first_bias": layer.qkv_bias.with_raw(layer.qkv_bias.raw[end : end + ranks]),
-        "out_bias": layer.out_bias,
-        "down_bias": layer.down_bias,
-    }
-    return _Encoded(parts, _neurons(layer, sparsity), rest)
-
-
-def _neurons(layer: BlockParams, sparsity: LayerSparsity) -> dict[str, Part]:
-    blocks, order = sparsity.blocks, sparsity.order
-    size = len(order) // blocks
-    return {
-        "up": Part(layer.up.raw.T[order].reshape(blocks, size, -1), NORM_KERNEL_BITS),
-        "down": Part(layer.down.raw[order].reshape(blocks, size, -1).transpose(0, 2, 1), BITS),
-        "up_bias": Part(layer.up_bias.raw[order].reshape(blocks, size), STREAM_BITS),
-        "order": Part(np.eye(blocks, dtype=np.int64), 0),
-    }

@@ -287,6 +287,40 @@ def confirm_against(victims: Masks, right: Masks, wrong: Masks, renewal: Renewal
     return Rate.of((near < far) + (near == far) / 2, 1 / 2, random)
 
 
+def name_after_known(
+    public: Masks, victims: Masks, known: int, periods: Sequence[int | None], random: Random
+) -> dict[int | None, Rate]:
+    """How often a token is named that shares its shuffle with `known` first tokens which the observer knows, as of a template; for
+    each period of more tokens. Baseline: always the public text's most frequent token.
+
+    Overlaps with known masks are linear measurements of a token's mask: what public text's masks would give under the same ones is
+    learned by a linear discriminant, for each text anew.
+    """
+    tokens, names = victims.tokens.shape[1], public.tokens.ravel()
+    ends = {period: period or tokens for period in periods if known < (period or tokens) <= tokens}
+    if not ends:
+        return {}
+    hits = np.array([_named_after(public, victims, text, known) for text in range(len(victims.tokens))])
+    usual = victims.tokens[:, known:] == _constant(names[:, None], names, names[:1])
+    return {
+        period: Rate.of(hits[:, : end - known].mean(1), usual[:, : end - known].mean(1), random) for period, end in ends.items()
+    }
+
+
+def _named_after(public: Masks, victims: Masks, text: int, known: int) -> np.ndarray:
+    """Which of a text's tokens after the known ones are named, bool."""
+
+    def measured(group: np.ndarray, ours: np.ndarray) -> np.ndarray:
+        by_layer = group.astype(np.float32).reshape(-1, *group.shape[-2:]).swapaxes(0, 1)
+        found = by_layer @ ours[:known].astype(np.float32).transpose(1, 2, 0)
+        return found.transpose(1, 0, 2).reshape(found.shape[1], -1)
+
+    pairs = [(group, theirs[text]) for group, theirs in zip(public.groups, victims.groups, strict=True)]
+    x = np.concatenate([measured(group, ours) for group, ours in pairs], -1)
+    asked = np.concatenate([measured(ours[known:], ours) for _, ours in pairs], -1)
+    return _discriminant(x, public.tokens.ravel(), asked) == victims.tokens[text, known:]
+
+
 def same_token(victims: Masks, renewal: Renewal, random: Random) -> Rate | None:
     """How often, of two equal tokens and two different ones within a period, the equal ones overlap more (baseline 1/2).
 

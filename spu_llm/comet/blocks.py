@@ -34,7 +34,7 @@ def cluster(masses: np.ndarray, blocks: int, active: int, seed: int = 0) -> np.n
     labels = max(
         (improved(rows, start, blocks, active) for start in starts), key=lambda labels: caught(rows, labels, blocks, active)
     )
-    heaviest = np.argsort(-block_sums(rows, labels, blocks).sum(0), kind="stable")
+    heaviest = np.argsort(-block_sums(masses.sum(0, keepdims=True), labels, blocks)[0], kind="stable")
     rank = np.empty(blocks, int)
     rank[heaviest] = np.arange(blocks)
     return np.argsort(rank[labels], kind="stable").astype(np.int32)

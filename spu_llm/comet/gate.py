@@ -24,23 +24,16 @@ def chosen(scores: np.ndarray, threshold: float, count: int) -> np.ndarray:
     return np.argsort(scores <= threshold, axis=1, kind="stable")[:, :count]
 
 
-def recall(scores: np.ndarray, masses: np.ndarray, threshold: float, count: int) -> float:
-    """The share of the masses [rows, blocks] that is in the chosen blocks."""
-    found = np.take_along_axis(masses, chosen(scores, threshold, count), axis=1)
-    return float(found.sum() / masses.sum())
+def gate_curve(scores: np.ndarray, masses: np.ndarray, threshold: float) -> np.ndarray:
+    """[blocks] the share of the masses [rows, blocks] that is in 1, 2, ... chosen blocks."""
+    inside = scores > threshold
+    ranks = np.where(inside, np.cumsum(inside, 1), inside.sum(1, keepdims=True) + np.cumsum(~inside, 1)) - 1
+    caught = np.cumsum(np.bincount(ranks.reshape(-1), masses.reshape(-1), scores.shape[1]))
+    return caught / caught[-1] if caught[-1] > 0 else np.ones(len(caught))
 
 
-def best_threshold(scores: np.ndarray, masses: np.ndarray, count: int) -> float:
-    """The threshold by which `count` blocks hold most of the masses."""
+def best_thresholds(scores: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[blocks] the thresholds by which 1, 2, ... chosen blocks hold most of the masses, and [blocks] what share they hold."""
     tried = np.quantile(scores, (np.arange(_TRIED) + 0.5) / _TRIED)
-    return float(max(tried, key=lambda threshold: recall(scores, masses, threshold, count)))
-
-
-def smallest_gate(scores: np.ndarray, masses: np.ndarray, wanted: float, step: int) -> tuple[int, float]:
-    """The smallest multiple of `step` of blocks that hold the wanted share of masses, and the threshold by which they do."""
-    blocks = scores.shape[1]
-    for count in range(step, blocks, step):
-        threshold = best_threshold(scores, masses, count)
-        if recall(scores, masses, threshold, count) >= wanted:
-            return count, threshold
-    return blocks, float(np.min(scores)) - 1
+    curves = np.stack([gate_curve(scores, masses, threshold) for threshold in tried])
+    return tried[curves.argmax(0)], curves.max(0)

@@ -119,7 +119,9 @@ def _epoch(config: PredictorConfig, steps: int, params: LowRank, state: Any, dat
 def _target(objective: Objective, masses: np.ndarray, active: int) -> np.ndarray:
     if objective == "shares":
         return masses / np.maximum(masses.sum(1, keepdims=True), 1e-12)
-    return best_of(masses, active).astype(np.float32) if objective == "best" else masses / max(float(masses.mean()), 1e-12)
+    if objective == "best":
+        return (best_of(masses, active) & (masses > 0)).astype(np.float32)
+    return masses / max(float(masses.mean()), 1e-12)
 
 
 def _shares_loss(scores: jax.Array, shares: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ from ..post.align import read_tokens
 from ..progress import Progress, silent
 from .activity import LayerActivity, activity, masses, refuse_family
 from .blocks import check_blocks, cluster, in_blocks
-from .gate import smallest_gate
+from .gate import best_thresholds, gate_curve
 from .predictor import (
     Objective,
     PredictorConfig,
@@ -107,8 +107,7 @@ def prepare_layers(
         layers.append(layer)
     blocks = few_sizes([layer.active_blocks for layer in layers], rule.sizes)
     heads = few_sizes([layer.active_heads for layer in layers], rule.sizes)
-    sizes = zip(layers, blocks, heads, strict=True)
-    return tuple(replace(layer, active_blocks=block, active_heads=head) for layer, block, head in sizes)
+    return tuple(layer.computing(*sizes) for layer, *sizes in zip(layers, blocks, heads, strict=True))
 
 
 def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivity, rows: Split, rule: Rule) -> LayerSparsity:
@@ -117,57 +116,61 @@ def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivit
     weights, y = masses(params, found.hidden), _split(found.normed, rows)
     active = max(1, rule.blocks // 4)
     for _ in range(_CLUSTERINGS):
-        order = by_mass(weights[rows.learn], cluster(weights[rows.learn], rule.blocks, active, rule.seed), rule.blocks)
+        order = cluster(weights[rows.learn], rule.blocks, active, rule.seed)
         sums = _split(in_blocks(weights, order, rule.blocks), rows)
         neurons = train_predictor(y, sums, active, config)
-        scores = neurons.scores(y.choose)
-        active = smallest(recall_curve(scores, sums.choose), rule.recall, bucket(rule.blocks))
-    active, level = smallest_gate(scores, sums.choose, rule.recall, bucket(rule.blocks))
+        thresholds, recalls = best_thresholds(neurons.scores(y.choose), sums.choose)
+        active = smallest(recalls, rule.recall, bucket(rule.blocks))
     heads, active_heads = None, found.heads.shape[1]
     if before is not None and rule.head_recall < 1:
         norms, y_before = _split(found.heads, rows), _split(before, rows)
         heads = train_predictor(y_before, norms, max(1, active_heads // 2), config)
         active_heads = smallest(recall_curve(heads.scores(y_before.choose), norms.choose), rule.head_recall)
-    layer = LayerSparsity(order, neurons, active, heads, active_heads, level)
-    return replace(layer, measured=measure(layer, weights, before, found, rows))
+    layer = LayerSparsity(order, neurons, active, heads, active_heads)
+    layer = replace(layer, measured=measure(layer, thresholds, weights, before, found, rows.report))
+    return layer.computing(active)
 
 
-def by_mass(weights: np.ndarray, order: np.ndarray, blocks: int) -> np.ndarray:
-    """The order [ffn] with the blocks that have most mass first, as gate.py wants them."""
-    heaviest = np.argsort(-in_blocks(weights, order, blocks).sum(0), kind="stable")
-    return order.reshape(blocks, -1)[heaviest].reshape(-1)
-
-
-def measure(layer: LayerSparsity, weights: np.ndarray, before: np.ndarray | None, found: LayerActivity, rows: Split) -> Measured:
-    """What a layer's blocks and predictors catch of the rows to report on."""
-    seen, hidden = weights[rows.report], found.hidden[rows.report]
+def measure(
+    layer: LayerSparsity,
+    thresholds: np.ndarray,
+    weights: np.ndarray,
+    before: np.ndarray | None,
+    found: LayerActivity,
+    report: np.ndarray,
+) -> Measured:
+    """What a layer's blocks and predictors hold of the rows `report`. thresholds: those for 1, 2, ... blocks."""
+    seen, hidden = weights[report], found.hidden[report]
     blocks, order = layer.blocks, layer.order
-    sums, counts = in_blocks(seen, order, blocks), in_blocks((hidden > 0).astype(np.float32), order, blocks)
-    scores = layer.neurons.scores(found.normed[rows.report])
-    usual = np.broadcast_to(in_blocks(weights[rows.learn], order, blocks).mean(0), sums.shape)
+    sums, counts = (in_blocks(each, order, blocks) for each in (seen, (hidden > 0).astype(np.float32)))
+    scores = layer.neurons.scores(found.normed[report])
     plain = in_blocks(seen, np.arange(len(order)), blocks)
     heads: dict[str, Curve] = {}
     if layer.heads is not None and before is not None:
-        norms = found.heads[rows.report]
-        heads = {
-            "head_recall": _curve(layer.heads.scores(before[rows.report]), norms),
-            "head_oracle": _curve(norms, norms),
-        }
+        norms, head_scores = found.heads[report], layer.heads.scores(before[report])
+        heads = {"heads_by_score": _curve(recall_curve(head_scores, norms)), "head_oracle": _curve(recall_curve(norms, norms))}
+
+    def by_threshold(values: np.ndarray) -> Curve:
+        return _curve([gate_curve(scores, values, level)[count] for count, level in enumerate(thresholds)])
+
     return Measured(
         zeros=float((hidden == 0).mean()),
-        recall=_curve(scores, sums),
-        neuron_recall=_curve(scores, counts),
-        oracle=_curve(sums, sums),
-        neuron_oracle=_curve(sums, counts),
-        still=_curve(usual, sums),
-        unclustered=_curve(plain, plain),
-        threshold_share=0.0 if layer.threshold is None else float((scores > layer.threshold).mean()),
+        recall=1.0,  # both are set with the number of active blocks, by `computing`
+        neuron_recall=1.0,
+        thresholds=tuple(map(float, thresholds)),
+        by_threshold=by_threshold(sums),
+        neurons_by_threshold=by_threshold(counts),
+        by_score=_curve(recall_curve(scores, sums)),
+        oracle=_curve(recall_curve(sums, sums)),
+        neuron_oracle=_curve(recall_curve(sums, counts)),
+        still=_curve(recall_curve(-np.broadcast_to(np.arange(blocks), sums.shape), sums)),
+        unclustered=_curve(recall_curve(plain, plain)),
         **heads,
     )
 
 
-def _curve(scores: np.ndarray, sums: np.ndarray) -> Curve:
-    return tuple(round(float(share), _DIGITS) for share in recall_curve(scores, sums))
+def _curve(shares: Sequence[float] | np.ndarray) -> Curve:
+    return tuple(round(float(share), _DIGITS) for share in shares)
 
 
 def _split(values: np.ndarray, rows: Split) -> Split:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,29 +47,36 @@ class LowRank(NamedTuple):
 
 
 Curve = tuple[float, ...]
-"""Shares of 1, for 1, 2, ... computed blocks (or heads) of a token."""
+"""A number for each count of computed blocks (or heads) of a token: 1, 2, ..., all."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the best blocks and heads of a layer hold, measured on text that its predictors did not learn from.
+    """What the computed blocks and heads of a layer hold, as shares of 1, of text that its predictors did not learn from.
 
     A neuron's mass is its ReLU output times the norm of its row of `down`; a head's is the norm of its part of the attention's
-    output. zeros: ReLU outputs that are 0. recall, neuron_recall: mass, and number of firing neurons, in the best-scoring blocks;
-    oracle, neuron_oracle: the same in the blocks that have most mass; still: mass in those that have most over all the text, which
-    takes no predictor; unclustered: the oracle's, had the neurons kept the checkpoint's order. threshold_share: blocks above the
-    layer's threshold, in the mean. head_recall, head_oracle: mass of heads; empty where all are computed.
+    output. zeros: ReLU outputs that are 0. recall, neuron_recall: the mass, and the number of firing neurons, in the layer's active
+    blocks, chosen by its threshold as secure runs do (gate.py); head_recall: the mass of its active heads.
+
+    Curves: by_threshold, neurons_by_threshold: the same for other numbers of blocks, each with its own of `thresholds`; by_score:
+    the mass in the best-scoring blocks; oracle, neuron_oracle: in the blocks that have most mass; still: in those that have most
+    over all the text, which takes no predictor; unclustered: the oracle's, had the neurons kept the checkpoint's order;
+    heads_by_score, head_oracle: the mass of heads, empty where all are computed.
     """
 
     zeros: float
-    recall: Curve
-    neuron_recall: Curve
+    recall: float
+    neuron_recall: float
+    thresholds: Curve
+    by_threshold: Curve
+    neurons_by_threshold: Curve
+    by_score: Curve
     oracle: Curve
     neuron_oracle: Curve
     still: Curve
     unclustered: Curve
-    threshold_share: float
-    head_recall: Curve = ()
+    head_recall: float = 1.0
+    heads_by_score: Curve = ()
     head_oracle: Curve = ()
 
 
@@ -78,10 +85,10 @@ class LayerSparsity:
     """Which of a layer's neurons and heads are computed for a token.
 
     order [ffn] int32: neurons (columns of up, rows of down) in blocks, b being order[b * size : (b + 1) * size].
-    neurons: scores of blocks from this layer's attention_norm output, half a layer ahead. active_blocks: how many are computed for
-    every token, the best ones. heads: scores of heads from the attention_norm output of the layer before; None where all are
-    computed, as in layer 0. active_heads: how many are. threshold: where the number of blocks varies, those that score more are
-    computed; None where none was measured.
+    Blocks with most mass come first. neurons: scores of blocks from this layer's attention_norm output, half a layer ahead.
+    active_blocks: how many are computed for every token: those that score more than the threshold, filled up or cut in order
+    (gate.py). heads: scores of heads from the attention_norm output of the layer before; None where all are computed, as in
+    layer 0. active_heads: how many are, the best-scoring ones.
     """
 
     order: np.ndarray
@@ -96,15 +103,22 @@ class LayerSparsity:
     def blocks(self) -> int:
         return len(self.neurons.second_bias)
 
-    @property
-    def recall(self) -> float:
-        """Share of the neurons' mass that the active blocks hold; 1 where it was not measured."""
-        return 1.0 if self.measured is None else self.measured.recall[self.active_blocks - 1]
-
-    @property
-    def head_recall(self) -> float:
-        """Share of the heads' mass that the active heads hold; 1 where all are computed or it was not measured."""
-        return 1.0 if self.measured is None or self.heads is None else self.measured.head_recall[self.active_heads - 1]
+    def computing(self, blocks: int | None = None, heads: int | None = None) -> LayerSparsity:
+        """The same with other numbers of active blocks (and the threshold for so many) and heads; None leaves a number as it is."""
+        layer, measured = self, self.measured
+        if blocks is not None:
+            level = self.threshold if measured is None else measured.thresholds[blocks - 1]
+            layer = replace(layer, active_blocks=blocks, threshold=level)
+        if heads is not None:
+            layer = replace(layer, active_heads=heads)
+        if measured is None:
+            return layer
+        recalls = {
+            "recall": measured.by_threshold[layer.active_blocks - 1],
+            "neuron_recall": measured.neurons_by_threshold[layer.active_blocks - 1],
+            "head_recall": measured.heads_by_score[layer.active_heads - 1] if measured.heads_by_score else 1.0,
+        }
+        return replace(layer, measured=replace(measured, **recalls))
 
     @property
     def block_of(self) -> np.ndarray:

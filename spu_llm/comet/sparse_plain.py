@@ -90,16 +90,10 @@ class _Sparsity(NamedTuple):
 
 
 def _sparsity(config: DecoderConfig, layer: LayerSparsity, setting: Setting) -> _Sparsity:
-    blocks = layer.active_blocks if setting.blocks is None else setting.blocks
-    heads = layer.active_heads if setting.heads is None else setting.heads
-    return _Sparsity(
-        layer.block_of,
-        layer.neurons,
-        np.int32(blocks),
-        np.float32(0 if layer.threshold is None else layer.threshold),
-        layer.heads if setting.skip_heads else None,
-        np.int32(heads),
-    )
+    layer = layer.computing(setting.blocks, setting.heads)
+    threshold = np.float32(0 if layer.threshold is None else layer.threshold)
+    heads = layer.heads if setting.skip_heads else None
+    return _Sparsity(layer.block_of, layer.neurons, np.int32(layer.active_blocks), threshold, heads, np.int32(layer.active_heads))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

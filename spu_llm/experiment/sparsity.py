@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..comet.assisted import SHUFFLE, FreshAssistedDecoder, SparseAssistedDecoder
+from ..comet.assisted import SHUFFLE, SparseAssistedDecoder
+from ..comet.assisted_fresh import FreshAssistedDecoder
+from ..comet.network import all_heads, sparse_network
 from ..comet.prepared import Prepared
-from ..comet.secure import FreshSecureDecoder, SparseSecureDecoder, all_heads, sparse_network
+from ..comet.secure import SparseSecureDecoder
+from ..comet.secure_fresh import FreshSecureDecoder
 from ..generation import AssistedDecoder, SecureDecoder
 from ..models import Decoder
 from ..models.calibration import Calibration

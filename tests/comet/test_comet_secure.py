@@ -1,0 +1,126 @@
+"""Sparse decoding by SPU's own operations against a float64 model that computes what is chosen, on three protocols."""
+
+import numpy as np
+import pytest
+from opt_reference import run, tiny
+from sparse_cases import chooser, separated
+
+from spu_llm.comet.network import sparse_network
+from spu_llm.comet.secure import SHUFFLE, SparseSecureDecoder
+from spu_llm.comet.sparse_plain import SparseReader
+from spu_llm.runtime import ProtocolConfig, Session
+
+PREFIX = (7, 8)
+TOGETHER, ALONE = [5, 17, 26, 2], [30, 11, 12]
+TOKENS = np.array([*PREFIX, *TOGETHER, *ALONE])
+CAPACITY = 12
+ERROR = 0.1
+
+
+def started(decoder, layers, name, renew=None, kind=SparseSecureDecoder):
+    """A session with a sparse decoder set up in it."""
+    session = Session(ProtocolConfig(name=name))
+    secure = kind(session, sparse_network(decoder, layers, dense=name == "SEMI2K"), CAPACITY, PREFIX, renew=renew)
+    secure.set_up()
+    return session, secure
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """A model of two layers and three heads, and predictors of 2 of 4 blocks and 2 heads."""
+    decoder = tiny(ffn=12)
+    return decoder, separated(decoder, TOKENS, len(PREFIX), 4, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["SEMI2K", "ABY3", "CHEETAH"])
+def test_logits_equal_what_is_chosen(name, usual):
+    """Of a pass of several tokens, which skips no head, of single ones, which do, and again after a roll-back and renewals."""
+    decoder, layers = usual
+    want = run(decoder, TOKENS, chooser(layers, len(PREFIX), range(2, 6)))[0]
+    session, secure = started(decoder, layers, name, renew=5)
+    with session:
+        found = [secure.advance(TOGETHER, last_only=False)]
+        found += [secure.advance(ALONE[:1])]
+        if name != "CHEETAH":
+            found += [secure.advance([28]), *(secure.advance([token]) for token in ())]
+            secure.roll_back(7)
+            found[-1] = secure.advance(ALONE[1:2])
+            secure.score(ALONE[2:])
+            found += [secure.row(0)[None]]
+        found = np.concatenate(found)
+        assert np.abs(found - want[2 : 2 + len(found)]).max() < ERROR
+        assert session.phases[SHUFFLE].messages > 0
+
+
+def test_token_by_token_is_the_plaintext_sparse_run(usual):
+    decoder, layers = usual
+    want = np.asarray(SparseReader(decoder, layers, len(PREFIX))(TOKENS[None]).logits[0])
+    session, secure = started(decoder, layers, "SEMI2K")
+    with session:
+        found = [secure.advance([token])[0] for token in TOKENS[2:].tolist()]
+    assert np.abs(np.stack(found) - want[2:]).max() < ERROR
+
+
+def places(secure):
+    """By layer and kind, which of the owner's heads or blocks stands at each place; the same for every part that is shuffled."""
+    found = {}
+    for i, layer in enumerate(secure._network.params["layers"]):
+        for kind in ("heads", "neurons"):
+            names = secure._params["layers"][i][kind]
+            size = len(layer[kind]["query_bias" if kind == "heads" else "up_bias"])
+            (found[i, kind],) = {place_of(secure.session.receive(names[part]), layer[kind][part], part, size) for part in names}
+    return found
+
+
+def place_of(now, own, part, size):
+    """The nearest of the owner's for each place: SPU rounds them."""
+    axis = int(part == "second" or (now.ndim == 2 and part in ("query", "key_value", "up")))
+    now, own = (_parted(each, axis, size) for each in (now, own))
+    return tuple(np.abs(own - each).max(1).argmin() for each in now)
+
+
+def _parted(x, axis, size):
+    lead = x.shape[:axis]
+    return np.moveaxis(np.asarray(x, np.float64).reshape(*lead, size, -1), axis, 0).reshape(size, -1)
+
+
+class Watched(SparseSecureDecoder):
+    """Notes the orders under which each pass discloses what is active."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.orders = []
+
+    def _layers(self, n, *order):
+        self.orders.append(places(self))
+        super()._layers(n, *order)
+
+
+@pytest.mark.parametrize("name", ["SEMI2K", "ABY3"])
+def test_orders_are_renewed(name, usual):
+    """Cache rows move with their heads; what set-up discloses of a token that all know tells nothing of later ones."""
+    decoder, layers = usual
+    session, secure = started(decoder, layers, name, renew=2, kind=Watched)
+    with session:
+        secure.advance([5])
+        rows = [session.receive(f"cache.1.{part}") for part in ("keys", "values")]
+        secure.advance([17])
+        secure.advance([26])
+        moved = [session.receive(f"cache.1.{part}") for part in ("keys", "values")]
+    warm_up, first, second, third = secure.orders
+    assert first == second
+    assert all(a != b for a, b in zip((warm_up, second), (first, third), strict=True))
+    where = [first[1, "heads"].index(head) for head in third[1, "heads"]]
+    for old, new in zip(rows, moved, strict=True):
+        np.testing.assert_allclose(new[:3], old[:3][:, where], atol=2**-15)
+
+
+def test_masks_alone_are_opened(usual):
+    """Of blocks in every pass, of heads in those that skip them."""
+    decoder, layers = usual
+    session, secure = started(decoder, layers, "SEMI2K")
+    with session:
+        secure.advance(TOGETHER)
+        programs = {program: program.reveals for program in session.programs if program.reveals}
+    found = sorted((program.name, program.reveals) for program in programs)
+    assert found == [("layer 0", 1), ("layer 0", 2), ("layer 1", 1), ("layer 1", 1)]
