@@ -255,12 +255,12 @@ def _sparse_attention_products(
     cache, keys, values = _written(cache, rows[..., :width], rows[..., width:], place)
     weights = _whole(active_contract("nbd,tbd->nbt", q, keys, active, BITS))
     mixed = _whole(active_contract("nbt,tbd->nbd", weights, values, active, BITS))
-    return biased(x + active_contract("nbs,bds->nd", truncate(mixed, BITS), heads.out, active), params.out_bias), cache
+    return biased(x + active_contract("nbs,dbs->nd", truncate(mixed, BITS), heads.out, active), params.out_bias), cache
 
 
 def _sparse_ffn_products(plan: SparsePlan, params: SparseParams, x: Fixed, index: Any) -> Fixed:
     h = _whole(active_contract("nd,bsd->nbs", x, params.neurons.up, index, plan.tables.norm.activation_bits))
-    return biased(x + active_contract("nbs,bds->nd", truncate(h, BITS), params.neurons.down, index), params.down_bias)
+    return biased(x + active_contract("nbs,dbs->nd", truncate(h, BITS), params.neurons.down, index), params.down_bias)
 
 
 def _written(cache: RowCache, k: Fixed, v: Fixed, place: Place) -> tuple[RowCache, Fixed, Fixed]:

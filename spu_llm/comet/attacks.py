@@ -251,7 +251,7 @@ def _mixed(belief: np.ndarray, renewed: np.ndarray) -> np.ndarray:
     share, new = np.exp(belief - belief.max(2, keepdims=True)) + _TINY, renewed[..., None]
     for axis in (1, 2) * _BALANCING:  # until each position and each block has about 1 in all (Sinkhorn)
         share /= share.sum(axis, keepdims=True)
-    mean = (share * new).sum(1, keepdims=True) / new.sum(1, keepdims=True)
+    mean = (share * new).sum(1, keepdims=True) / np.maximum(new.sum(1, keepdims=True), 1)
     return np.log(np.where(new, mean, share))
 
 

@@ -69,11 +69,11 @@ def encoded_layer(width: int, layer: BlockParams, sparsity: LayerSparsity, learn
 
     query, key_value = by_head(layer.qkv.raw)
     query_bias, key_value_bias = (each[..., 0] for each in by_head(layer.qkv_bias.raw[None]))
-    out = layer.out.raw.reshape(heads, width, -1).transpose(0, 2, 1)
+    out = layer.out.raw.T.reshape(-1, heads, width)
     parts = {
         "query": Part(query, NORM_KERNEL_BITS),
         "key_value": Part(key_value, NORM_KERNEL_BITS),
-        "out": Part(out, BITS),
+        "out": Part(out, BITS, axis=1),
         "query_bias": Part(query_bias, STREAM_BITS),
         "key_value_bias": Part(key_value_bias, STREAM_BITS),
     }
@@ -101,7 +101,7 @@ def _neurons(layer: BlockParams, sparsity: LayerSparsity) -> dict[str, Part]:
     size = len(order) // blocks
     return {
         "up": Part(layer.up.raw.T[order].reshape(blocks, size, -1), NORM_KERNEL_BITS),
-        "down": Part(layer.down.raw[order].reshape(blocks, size, -1).transpose(0, 2, 1), BITS),
+        "down": Part(layer.down.raw[order].T.reshape(-1, blocks, size), BITS, axis=1),
         "up_bias": Part(layer.up_bias.raw[order].reshape(blocks, size), STREAM_BITS),
         "order": Part(np.eye(blocks, dtype=np.int64), 0),
     }

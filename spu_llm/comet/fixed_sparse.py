@@ -38,7 +38,7 @@ SIZE_BITS = 29
 class Heads(NamedTuple):
     """What is shuffled together with a layer's heads.
 
-    query [heads, head_width (+ 1: its softmax's reference), width], key_value [heads, 2 head_width, width], out [heads, width,
+    query [heads, head_width (+ 1: its softmax's reference), width], key_value [heads, 2 head_width, width], out [width, heads,
     head_width] and second [rank, heads] are masked operands; query_bias and key_value_bias [heads, ...], slopes [heads, 2] of the
     reference on the position (None without one) and second_bias [heads] are plain shares. second: scores out of the layer before.
     """
@@ -56,7 +56,7 @@ class Heads(NamedTuple):
 class Neurons(NamedTuple):
     """What is shuffled together with a layer's blocks of neurons.
 
-    up [blocks, size, width], down [blocks, width, size] and order [places, blocks] are masked operands, up_bias [blocks, size]
+    up [blocks, size, width], down [width, blocks, size] and order [places, blocks] are masked operands, up_bias [blocks, size]
     plain shares. order: one-hot rows, which block of the owner's stands at each place.
     """
 
@@ -129,7 +129,7 @@ def sparse_attention(
     """The layer's first half: x after it, the cache, and z [n, ranks] that scores are made of, None where params.first is."""
     z, q, k, v, reference = _enter(plan, params, x, active, angles)
     mixed, cache = attend_active(q, active, k, v, cache, place, plan.tables.softmax, reference)
-    x = x + active_contract("nbs,bds->nd", truncate(mixed, BITS), params.heads.out, active)
+    x = x + active_contract("nbs,dbs->nd", truncate(mixed, BITS), params.heads.out, active)
     return biased(x, params.out_bias), cache, z
 
 
@@ -171,7 +171,7 @@ def _ffn(tables: BlockPlan, params: SparseParams, x: Fixed, index: Any) -> Fixed
     up = active_contract("nd,bsd->nbs", x, params.neurons.up, index, tables.norm.activation_bits)
     root = inverse_root(x, tables.norm, params.ffn_phi)[..., None]
     h = scale(up, root, tables.norm.output_bits, tables.norm.root_bits) + _at(params.neurons.up_bias, index)
-    return active_contract("nbs,bds->nd", truncate(relu(h), BITS), params.neurons.down, index)
+    return active_contract("nbs,dbs->nd", truncate(relu(h), BITS), params.neurons.down, index)
 
 
 def chosen_blocks(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Fixed:

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .base import define
-from .dealing import Dealing, Opened, Request, Value
+from .dealing import Dealing, Opened, Request, Value, logical_shift
 from .fixed import Fixed, aligned
 
 _PICK, _OPENING = 60, 100
@@ -74,7 +74,7 @@ def negative(
     """Shares of the sign bit of x modulo 2^width, and of its product with each of `carried`, which have x's shape."""
     c, masks, widths, flip = x.public, [x.hidden], [width], jnp.int64(0)
     for chunk in chunk_widths(width):
-        flip = flip ^ (jnp.right_shift(c, widths[-1] - 1) & 1)
+        flip = flip ^ (logical_shift(c, widths[-1] - 1) & 1)
         value = Value(_borrow(dealing, Opened(c, masks[-1]), widths[-1], chunk))
         c = yield from dealing.open(value)
         assert value.mask is not None

@@ -17,8 +17,11 @@ from .dealing import Dealing, Request, Value, share_of
 from .fixed import Fixed
 
 
+_FITS = (1 << 62) - 1
+
+
 def disclose(x: Fixed) -> Any:
-    """The integers of x as a public int64 array. 1 round."""
+    """The integers of x, which are at least 0 and below 2^62, as a public int64 array. 1 round."""
     return disclose_p.bind(x.raw)
 
 
@@ -42,7 +45,7 @@ def _dealer(dealing: Dealing, x: Value) -> Generator[Request, None, Any]:
     request = Request(share_of(x))
     dealing.pending.append(request)
     yield request
-    return request.result
+    return request.result & _FITS  # in FM128 what is above 64 bits is random
 
 
 disclose_p = define("disclose", _plain, _stock, _dealer)

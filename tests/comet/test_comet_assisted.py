@@ -340,7 +340,7 @@ def test_a_mask_that_hid_two_values_would_be_found(openings):
     for index, fails in (([0, 1], False), ([1, 1], True)):
         with enable_x64():
             dealt = with_material(
-                lambda x, y, index=index: active_contract("nbs,bds->nd", Fixed(x, 0), Fixed(y, 0), np.array([index])).raw,
+                lambda x, y, index=index: active_contract("nbs,dbs->nd", Fixed(x, 0), Fixed(y, 0), np.array([index])).raw,
                 [jax.ShapeDtypeStruct(shape, np.int64) for shape in ((1, 2, 3), (4, 2, 3))],
                 {1: "y"},
                 {},

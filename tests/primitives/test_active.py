@@ -13,7 +13,7 @@ from spu_llm.primitives.fixed import Fixed
 
 SHAPES = {  # of x and y, for n tokens, k of b blocks, and two other sizes
     "nd,bsd->nbs": lambda n, k, b, s, d: ((n, d), (b, s, d)),
-    "nbs,bds->nd": lambda n, k, b, s, d: ((n, k, s), (b, d, s)),
+    "nbs,dbs->nd": lambda n, k, b, s, d: ((n, k, s), (d, b, s)),
     "nbd,tbd->nbt": lambda n, k, b, s, d: ((n, k, d), (s, b, d)),
     "nbt,tbd->nbd": lambda n, k, b, s, d: ((n, k, s), (s, b, d)),
 }
@@ -72,7 +72,7 @@ def test_only_active_blocks_are_opened(subscripts):
     assert cost.bytes == 8 * (x.size + mask.raw.size)
 
 
-@pytest.mark.parametrize("subscripts", ["nd,bsd->nbs", "nbs,bds->nd"])
+@pytest.mark.parametrize("subscripts", ["nd,bsd->nbs", "nbs,dbs->nd"])
 def test_truncating_as_it_opens(subscripts):
     x, y, index, _ = case(subscripts, span=2**16)
     function, mask = product(subscripts, index, 5, x_bits=4)

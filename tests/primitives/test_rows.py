@@ -190,7 +190,7 @@ def test_what_is_sealed_serves_later_programs(modulus):
                 with session.phase(f"use {i}, {use}") as phase:
                     assisted.run(using, (Fixed("ones", 0), slot.with_raw(OperandName("sealed"))), ["sums"])
                 assert (session.receive("sums") - each.sum(0) << shift == 0).all()
-                assert phase.bytes == 8 * 3 + 8 * 3  # the ones, opened; and their shares
+                assert phase.bytes == 8 * 3  # the ones
     assert len(np.unique(seen)) == 3 * value.size
 
 
