@@ -26,6 +26,7 @@ from .cli_plan import plan_table_command
 from .cli_prompt import keys_command, prompt_command, tables_command
 from .cli_sampling import sampling_command
 from .cli_soal import prepare_group
+from .cli_sparse import sparse_command
 from .cli_sparsity_leakage import sparsity_leakage_command
 from .errors import UserError
 from .experiment.files import write_whole
@@ -202,6 +203,7 @@ bench.add_command(tables_command)
 bench.add_command(network_command)
 bench.add_command(passes_command)
 bench.add_command(sampling_command)
+bench.add_command(sparse_command)
 bench.add_command(sparsity_leakage_command)
 
 

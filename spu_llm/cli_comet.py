@@ -70,9 +70,9 @@ def summary(prepared: Prepared) -> str:
         found, last = layer.measured, layer.active_blocks - 1
         if found is None:
             continue
-        heads = f"{layer.active_heads:>8}{layer.head_recall:8.1%}"
+        heads = f"{layer.active_heads:>8}{found.head_recall:8.1%}"
         blocks = f"{layer.active_blocks} of {layer.blocks}"
         lines.append(
-            f"{i:5}{found.zeros:8.1%}{blocks:>10}{layer.recall:8.1%}{found.oracle[last]:8.1%}{found.neuron_recall[last]:9.1%}{heads}"
+            f"{i:5}{found.zeros:8.1%}{blocks:>10}{found.recall:8.1%}{found.oracle[last]:8.1%}{found.neuron_recall:9.1%}{heads}"
         )
     return "\n".join(lines)

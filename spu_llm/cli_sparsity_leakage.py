@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .progress import bar, silent
 _VICTIMS = 5  # the last part of the text, one token in so many, where no victims' text is given
 _RATES = {
     "token": "token",
+    "after": "after known",
     "block": "block",
     "head": "head",
     "repeated": "repeats",
@@ -39,12 +41,13 @@ _RATES = {
 @click.option("--length", default=128, show_default=True, type=click.IntRange(2), help="Tokens of a request.")
 @click.option("--requests", default=48, show_default=True, type=click.IntRange(8), help="Of clients, at most.")
 @click.option("--public", default=32768, show_default=True, type=click.IntRange(1), help="Public tokens, at most.")
+@click.option("--heads", type=click.IntRange(1), help="Heads of a layer that are computed.  [default: as the file says]")
 @click.option("--seed", default=0, show_default=True, help="Of shuffles, ties and intervals.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def sparsity_leakage_command(
-    comet: Path, model: str, text: Path, victims: Path | None, length: int, requests: int, public: int, seed: int, as_json: bool,
-    quiet: bool,
+    comet: Path, model: str, text: Path, victims: Path | None, length: int, requests: int, public: int, heads: int | None,
+    seed: int, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Attacks on the revealed block masks: tokens from counts, blocks from firing frequency, guessed prompts from overlaps.
 
@@ -62,6 +65,8 @@ def sparsity_leakage_command(
         raise UserError(f"model {config.name}: no tokenizer; add tokenizer.json to its folder")
     prepared = Prepared.load(comet)
     prepared.check(comet, checkpoint.decoder.config, content_digest(place))
+    if heads is not None:
+        prepared = _with_heads(prepared, heads, checkpoint.decoder.config.heads)
     read = read_tokens([text], checkpoint)
     cut = len(read) - len(read) // _VICTIMS
     texts = (read[:cut], read[cut:]) if victims is None else (read, read_tokens([victims], checkpoint))
@@ -69,6 +74,15 @@ def sparsity_leakage_command(
     found = bench_leakage(checkpoint.decoder, config.prefix, prepared, texts, amounts, silent if quiet else bar)
     found = {"model": config.name, "digest": prepared.digest, **found}
     click.echo(json.dumps(found) if as_json else _table(found))
+
+
+def _with_heads(prepared: Prepared, heads: int, every: int) -> Prepared:
+    """The same with `heads` computed in each layer that has a predictor of them."""
+    if heads > every or all(layer.heads is None for layer in prepared.layers):
+        raise UserError(
+            f"--heads {heads}: the model has {every}, and the file must have predictors of them; give fewer, or leave it out"
+        )
+    return replace(prepared, layers=tuple(replace(layer, active_heads=heads) for layer in prepared.layers))
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..comet.activity import dense, normed
 from ..comet.network import sparse_network
+from ..comet.orders import keep_opened
 from ..comet.stock_sparse import StockPlan, sparse_attention, sparse_ffn
 from ..models.cache import LayerCache, Window, cache_shape, window
 from ..models.config import DecoderConfig, Params
@@ -71,12 +72,12 @@ class _Placed:
         )
 
     def shared(self, name: str, tree: Params) -> Pair:
-        """Share parameters; products' weights become static operands where the protocol has these."""
+        """Share parameters; kernels become static operands where the protocol has these."""
 
         def share(path: tuple, value: np.ndarray) -> str:
             variable = f"{name}.{path_name(path)}"
             self.session.share(variable, value, "owner")
-            if np.ndim(value) > 1 and not variable.endswith("bias"):
+            if variable.endswith(".kernel"):
                 self.session.keep_opened(variable, Slot(value.shape, value.dtype))
             return variable
 
@@ -123,6 +124,9 @@ class _Sparse(_Placed):
         weights, following = self.shared("sparse", layers[0]), None
         if plan.next_heads is not None:
             following = self.shared("next", {name: layers[1]["heads"][name] for name in ("second", "second_bias")})
+            keep_opened(self.session, *following)
+        for kind in ("heads", "neurons"):
+            keep_opened(self.session, *(each[kind] for each in weights))
         attention = _only(weights, "attention_norm", "heads", "out_bias")
         ffn = _only(weights, "ffn_norm", "neurons", "down_bias")
         before = self.x, self.cache, self.public("active", case.active), self.place

@@ -5,25 +5,30 @@ import numpy as np
 import optax
 import pytest
 from conftest import CONFIGS
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from spu_llm.errors import UserError
-from spu_llm.models import PlainDecoder, load_checkpoint
+from spu_llm.models import Decoder, PlainDecoder, load_checkpoint
 from spu_llm.models.training import (
     Batch,
     Kept,
     Reader,
+    Sparsity,
     Teacher,
     TrainingConfig,
     cut_sequences,
     distillation_loss,
     fresh,
+    hidden_block,
     next_token_loss,
     perplexity,
     rows_of,
+    sequence_pass,
     sequence_weights,
+    sparsity_penalty,
+    stacked,
     train,
 )
 
@@ -177,3 +182,80 @@ def test_sequences_hold_the_text(length, prefix, tokens):
     own = found[:, prefix:].ravel()
     assert np.array_equal(own, ids[: len(own)]) and tokens - len(own) < length - prefix
     assert sequence_weights(length, first).sum() == length - max(prefix - 1, 0)
+
+
+# Sparsity
+
+
+def paid(units, sparsity, asked):
+    """The penalty as `Sparsity` describes it, position by position in float64."""
+    layers, batch, n, _ = units.shape
+    groups = units.astype(np.float64).reshape(layers, batch * n, -1, sparsity.group)
+    norms = abs(groups).max(-1)
+    total = 0.0
+    for layer in norms:
+        often = (layer > 0).mean(0)
+        usual = layer[layer > 0].mean() if layer.any() else 1.0
+        for row in layer:
+            excess = max((row > 0).mean() / asked - 1, 0)
+            prices = often / often.mean() if often.any() else often
+            total += excess * (prices * row / usual).mean() / asked
+    return sparsity.strength * total / (layers * batch * n)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@given(seed=st.integers(0, 2**32), active=st.floats(0.05, 1), positive=st.floats(0, 1))
+@settings(max_examples=20, deadline=None)
+def test_the_penalty_is_what_it_says(group, seed, active, positive):
+    random = np.random.default_rng(seed)
+    units = random.exponential(2, (3, 2, 5, 12)) * (random.random((3, 2, 5, 12)) < positive)
+    sparsity = Sparsity(active, 2.5, group)
+    found = sparsity_penalty(np.float32(units), sparsity, active)
+    assert np.isclose(found, paid(units, sparsity, active), rtol=1e-3, atol=1e-5)
+
+
+def test_a_token_that_uses_few_units_pays_nothing():
+    units = np.zeros((1, 1, 2, 8), np.float32)
+    units[0, 0, 0, :2], units[0, 0, 1, :] = 3.0, 1.0
+    slope = jax.grad(lambda units: sparsity_penalty(units, Sparsity(0.25, 1.0), 0.25))(units)
+    assert np.isfinite(slope).all() and not slope[0, 0, 0].any() and (slope[0, 0, 1] > 0).all()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_hidden_units_are_those_of_the_layer(family, checkpoints):
+    decoder = load_checkpoint(checkpoints[family]).decoder
+    params = stacked(decoder.params)
+    logits, units = sequence_pass(decoder.config, params, TOKENS, hidden_block(decoder.config))
+    assert np.abs(logits - Reader(decoder)(TOKENS)).max() < 1e-5
+    assert units.shape == (2, 6, 12, decoder.config.ffn)
+    without, _ = sequence_pass(decoder.config, params, TOKENS, hidden_block(decoder.config, lambda units, inputs: 0 * units))
+    layers = [layer | {"down": layer["down"] | {"kernel": 0 * layer["down"]["kernel"]}} for layer in decoder.params["layers"]]
+    silent = Decoder(decoder.config, decoder.params | {"layers": layers})
+    assert np.abs(without - Reader(silent)(TOKENS)).max() < 1e-5
+    assert np.abs(without - logits).max() > 0.1
+
+
+@pytest.mark.parametrize("group", [1, 5])
+def test_units_in_use_become_few(group, checkpoints):
+    """A model with the penalty learns its text too, with about as few units as asked, and a broken run goes on."""
+    config = load_checkpoint(checkpoints["opt"]).decoder.config
+    plan = TrainingConfig(steps=150, rate=1e-2, warmup=5, sparsity=Sparsity(0.25, 4.0, group))
+    trained = train(fresh(config, 1), batch_of, next_token_loss, plan)
+    _, units = sequence_pass(config, stacked(trained.decoder.params), TOKENS, hidden_block(config))
+    used = np.asarray(units).reshape(2, 6, 12, -1, group).any(-1).mean()
+    assert 0.05 < used < 0.35
+    assert perplexity(trained.decoder, TOKENS, WEIGHTS) < 5 and trained.losses[-1] < 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [((0, 1.0), "active 0"), ((0.5, -1.0), "strength -1.0"), ((0.5, 1.0, 0), "group 0"), ((0.5, 1.0, 1, 0.7, 0.7), "begin 0.7")],
+)
+def test_a_sparsity_that_cannot_be(values, message):
+    with pytest.raises(ValueError, match=message):
+        Sparsity(*values)
+
+
+def test_what_is_asked_falls_by_equal_factors():
+    sparsity = Sparsity(0.0625, 1.0, begin=0.2, end=0.6)
+    assert np.allclose([sparsity.asked(done) for done in (0, 0.2, 0.3, 0.4, 0.6, 1)], [1, 1, 0.5, 0.25, 0.0625, 0.0625])

@@ -1,5 +1,8 @@
 """Products of active blocks against numpy's einsum, in every meaning; what they send; what is thrown away of the masks."""
 
+from functools import partial
+
+import harness
 import numpy as np
 import pytest
 from harness import run_dealt, run_plain
@@ -10,6 +13,7 @@ from meanings import meanings
 from spu_llm.primitives.active import active_contract
 from spu_llm.primitives.disclose import disclose, places
 from spu_llm.primitives.fixed import Fixed
+from spu_llm.runtime import ProtocolConfig
 
 SHAPES = {  # of x and y, for n tokens, k of b blocks, and two other sizes
     "nd,bsd->nbs": lambda n, k, b, s, d: ((n, d), (b, s, d)),
@@ -81,6 +85,15 @@ def test_truncating_as_it_opens(subscripts):
     found_abs, _ = run_dealt(function, Fixed(x, 12), Fixed(np.abs(y), 3), mask, operands={1})
     assert (least <= found_abs.raw).all() and (found_abs.raw <= most).all()
     assert (found.bits, found.modulus) == (7, 56)
+
+
+def test_the_128_bit_ring_gives_the_same(monkeypatch):
+    """Also which blocks are active: a disclosed number has a random upper half there."""
+    monkeypatch.setattr(harness, "ProtocolConfig", partial(ProtocolConfig, ring="FM128"))
+    x, y, index, want = case("nd,bsd->nbs")
+    function, mask = product("nd,bsd->nbs", index, 5)
+    found, _ = run_dealt(lambda x, y, mask: (function(x, y, mask), disclose(mask)), Fixed(x, 7), Fixed(y, 9), mask, operands={1})
+    assert (found[0].raw == want).all() and (found[1] == mask.raw).all()
 
 
 def test_places_of_ones():

@@ -1,5 +1,8 @@
 """Comparisons against numpy, on every width and at the ends of the ring; what they send; the narrow words they are dealt."""
 
+from functools import partial
+
+import harness
 import jax
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from spu_llm.dealer.generator import Dealer, message_bytes, receive
 from spu_llm.dealer.material import Recorder
 from spu_llm.primitives.compare import chunk_widths, is_negative, less, maximum, relu
 from spu_llm.primitives.fixed import Fixed
+from spu_llm.runtime import ProtocolConfig
 
 EXTREME = np.array([0, 1, -1, 2**61, -(2**61), 2**62 - 1, -(2**62), 2**63 - 1, -(2**63), 2**32, -(2**32)])
 SHAPES = st.sampled_from([(), (1,), (7,), (3, 1, 5), (2, 3)])
@@ -31,6 +35,16 @@ def test_every_plan(bits):
     assert (sign.raw == (raw < 0)).all()
     assert (positive.raw == np.maximum(raw, 0)).all()
     assert (sign.bits, positive.bits) == (0, 3)
+
+
+@pytest.mark.parametrize("bits", [29, 62, 63])
+def test_the_128_bit_ring_gives_the_same(bits, monkeypatch):
+    """Opened numbers have random upper halves there, and a sign of their own."""
+    monkeypatch.setattr(harness, "ProtocolConfig", partial(ProtocolConfig, ring="FM128"))
+    raw = random_raw(bits)
+    (sign, positive), _ = run_dealt(lambda x: (is_negative(x, bits), relu(x, bits)), Fixed(raw, 3))
+    assert (sign.raw == (raw < 0)).all()
+    assert (positive.raw == np.maximum(raw, 0)).all()
 
 
 @settings(deadline=None, max_examples=15)
