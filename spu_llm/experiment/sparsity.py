@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..bench.sparse import How, layer_parts
+from ..bench.sparse_case import SparseModel
 from ..comet.assisted import SHUFFLE, SparseAssistedDecoder
 from ..comet.assisted_fresh import FreshAssistedDecoder
 from ..comet.network import all_heads, sparse_network
@@ -14,14 +16,16 @@ from ..comet.prepared import Prepared
 from ..comet.secure import SparseSecureDecoder
 from ..comet.secure_fresh import FreshSecureDecoder
 from ..generation import AssistedDecoder, SecureDecoder
-from ..models import Decoder
+from ..models import Checkpoint, Decoder
 from ..models.calibration import Calibration
 from ..models.config import DecoderConfig
 from ..models.plan_check import RangeReport
 from ..models.source import content_digest
+from ..progress import Progress
 from ..runtime import Phase, Session
 from ..runtime.assisted import offline
 from .metrics import seconds_on
+from .owner import measured
 from .schema import Experiment
 
 
@@ -64,11 +68,11 @@ def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder:
     assert experiment.sparsity is not None
     layers = sparsity_file(experiment, decoder).layers
     heads = [decoder.heads if experiment.sparsity.renew == "token" else layer.active_heads for layer in layers]
-    measured = [layer.measured for layer in layers if layer.measured is not None]
+    found = [layer.measured for layer in layers if layer.measured is not None]
     shuffle, dealt = phases.get(SHUFFLE, Phase()), phases.get(offline(SHUFFLE), Phase())
     return {
-        "recall": float(np.mean([each.recall for each in measured])) if measured else None,
-        "head_recall": float(np.mean([each.head_recall for each in measured])) if measured else None,
+        "recall": float(np.mean([each.recall for each in found])) if found else None,
+        "head_recall": float(np.mean([each.head_recall for each in found])) if found else None,
         "active_share": float(np.mean([layer.active_blocks / layer.blocks for layer in layers])),
         "active_heads_share": float(np.mean(heads)) / decoder.heads,
         "active_blocks": [layer.active_blocks for layer in layers],
@@ -81,6 +85,30 @@ def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder:
             "messages": shuffle.messages,
             "dealt_bytes": dealt.bytes,
         },
+    }
+
+
+def layer_shares(experiment: Experiment, checkpoint: Checkpoint, prompt: Sequence[int], progress: Progress) -> dict[str, Any]:
+    """Of the middle layer and one token after the prompt, measured once more, part by part (bench/sparse.py).
+
+    ffn_speedup, ffn_bytes_ratio: the dense feed-forward part over the sparse one; predictor_share, predictor_bytes_share: of the
+    sparse layer. Seconds are the network's. Nothing for fresh orders, which that benchmark does not take apart.
+    """
+    assert experiment.sparsity is not None
+    if experiment.sparsity.renew == "token" or experiment.ops == "generic":
+        return {}
+    plugin = experiment.ops == "plugin"
+    calibration = measured(experiment, checkpoint, progress)[0] if plugin else None
+    model = SparseModel(checkpoint.decoder, sparsity_file(experiment, checkpoint.decoder.config).layers, calibration)
+    how, name = How([experiment.network], repeats=1, products=False), experiment.network.name
+    parts = layer_parts(
+        "plugin" if plugin else "stock", experiment.protocol, model, [*experiment.prefix, *prompt], 1, how, progress
+    )
+    return {
+        "ffn_speedup": parts["ffn_speedup"][name],
+        "ffn_bytes_ratio": parts["ffn_speedup"]["bytes"],
+        "predictor_share": parts["predictor_share"][name],
+        "predictor_bytes_share": parts["predictor_share"]["bytes"],
     }
 
 
