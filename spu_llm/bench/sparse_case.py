@@ -36,8 +36,8 @@ class LayerCase:
 
     decoder, sparsity: of this layer and the next one, whose heads it predicts, if there is one. layer: its number in the model.
     x [n, width]: what it takes; cache: rows [context, heads, head_width] before. active [n, active heads], index [n, active
-    blocks]: what is predicted, in order. want, want_sparse [n, width]: what it gives, dense and with `index`; the sparse one with
-    all heads, and with `active` ones.
+    blocks]: what is predicted, in order. What it gives [n, width]: `want` dense, `want_sparse` of `active` heads and the blocks
+    `index`, `want_all_heads` of all heads and these blocks.
     """
 
     decoder: Decoder

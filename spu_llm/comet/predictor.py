@@ -42,11 +42,11 @@ class PredictorConfig:
     AdamW's largest, lowered along a cosine; decay: its weight decay.
     """
 
-    rank: int = 24
-    objective: Objective = "shares"
+    rank: int = 32
+    objective: Objective = "best"
     epochs: int = 40
-    patience: int = 6
-    batch: int = 256
+    patience: int = 4
+    batch: int = 512
     rate: float = 3e-3
     decay: float = 1e-2
     seed: int = 0

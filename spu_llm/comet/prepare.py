@@ -50,15 +50,15 @@ class Rule:
     begin anew, whatever was kept.
     """
 
-    blocks: int = 32
-    rank: int = 24
-    recall: float = 0.95
-    head_recall: float = 0.95
+    blocks: int = 64
+    rank: int = 32
+    recall: float = 0.97
+    head_recall: float = 0.8
     length: int = 128
-    tokens: int = 65536
+    tokens: int = 98304
     held: float = 0.1
     sizes: int = 3
-    objective: Objective = "shares"
+    objective: Objective = "best"
     seed: int = 0
     fresh: bool = False
 
@@ -114,13 +114,11 @@ def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivit
     """One layer's blocks, predictors and how much to compute. before: `normed` of the layer before, None in the first."""
     config = PredictorConfig(rule.rank, rule.objective, seed=rule.seed)
     weights, y = masses(params, found.hidden), _split(found.normed, rows)
-    active = max(1, rule.blocks // 4)
-    for _ in range(_CLUSTERINGS):
-        order = cluster(weights[rows.learn], rule.blocks, active, rule.seed)
-        sums = _split(in_blocks(weights, order, rule.blocks), rows)
-        neurons = train_predictor(y, sums, active, config)
-        thresholds, recalls = best_thresholds(neurons.scores(y.choose), sums.choose)
-        active = smallest(recalls, rule.recall, bucket(rule.blocks))
+    order, needed = needed_blocks(weights[rows.learn], rule)
+    sums = _split(in_blocks(weights, order, rule.blocks), rows)
+    neurons = train_predictor(y, sums, needed, config)
+    thresholds, recalls = best_thresholds(neurons.scores(y.choose), sums.choose)
+    active = smallest(recalls, rule.recall, bucket(rule.blocks))
     heads, active_heads = None, found.heads.shape[1]
     if before is not None and rule.head_recall < 1:
         norms, y_before = _split(found.heads, rows), _split(before, rows)
@@ -129,6 +127,16 @@ def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivit
     layer = LayerSparsity(order, neurons, active, heads, active_heads)
     layer = replace(layer, measured=measure(layer, thresholds, weights, before, found, rows.report))
     return layer.computing(active)
+
+
+def needed_blocks(weights: np.ndarray, rule: Rule) -> tuple[np.ndarray, int]:
+    """An order [ffn] of neurons with masses [rows, ffn], and how many blocks of it hold the wanted share if the best are chosen."""
+    needed = max(1, rule.blocks // 4)
+    for _ in range(_CLUSTERINGS):
+        order = cluster(weights, rule.blocks, needed, rule.seed)
+        sums = in_blocks(weights, order, rule.blocks)
+        needed = smallest(recall_curve(sums, sums), rule.recall)
+    return order, needed
 
 
 def measure(

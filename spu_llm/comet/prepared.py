@@ -24,8 +24,8 @@ from ..errors import UserError
 from ..models.config import DecoderConfig
 
 VERSION = 1
-BUCKETS = 16
-"""The number of active blocks is a multiple of blocks / 16, so that few programs are compiled."""
+BUCKETS = 32
+"""The number of active blocks is a multiple of blocks / 32."""
 _KIND = "spu_llm comet"
 _REMEDY = "make it with `spu-llm prepare comet`"
 

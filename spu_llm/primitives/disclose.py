@@ -16,7 +16,6 @@ from .base import define
 from .dealing import Dealing, Request, Value, share_of
 from .fixed import Fixed
 
-
 _FITS = (1 << 62) - 1
 
 

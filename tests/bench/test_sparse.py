@@ -98,15 +98,15 @@ def test_plugin_sends_what_its_openings_are(model):
     assert lan == pytest.approx(dense["layer"]["seconds"] + 0.01 * dense["layer"]["messages"] + 8e-9 * dense["layer"]["bytes"])
 
 
-@pytest.mark.parametrize(("ops", "tokens"), [("plugin", 1), ("stock", 2)])
-def test_nothing_is_saved_where_all_is_active(model, ops, tokens):
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_nothing_is_saved_where_all_is_active(model, tokens):
     """Stock SPU skips no head in a pass of several tokens, whatever is predicted."""
-    every = SparseModel(model.decoder, sparse_layers(BLOCKS, HEADS if ops == "plugin" else ACTIVE_HEADS), model.calibration)
-    found = parts(ops, "SEMI2K", every, tokens, products=False)
+    every = SparseModel(model.decoder, sparse_layers(BLOCKS, HEADS if tokens == 1 else ACTIVE_HEADS))
+    found = parts("stock", "SEMI2K", every, tokens, products=False)
     assert found["ffn_speedup"]["bytes"] == 1 and found["speedup"]["bytes"] < 1
     assert found["sparse"]["given"]["bytes"] >= found["dense"]["layer"]["bytes"]
     assert found["blocks"] == [BLOCKS, BLOCKS] and found["heads"] == [HEADS, HEADS]
-    assert "ffn_linear" not in found["dense"] and max(found["max_error"].values()) < 0.05
+    assert "ffn_linear" not in found["dense"] and max(found["max_error"].values()) < 0.02
 
 
 def test_stock_with_opened_weights(model):

@@ -95,7 +95,7 @@ def test_smallest_and_bucket():
     assert [smallest(curve, share) for share in (0.1, 0.8, 0.81, 1.0)] == [1, 2, 3, 5]
     assert [smallest(curve, share, 2) for share in (0.1, 0.81, 0.96)] == [2, 4, 5]
     assert smallest(np.array([0.5, 0.9]), 0.99) == 2
-    assert [bucket(blocks) for blocks in (1, 16, 17, 32, 64)] == [1, 1, 2, 2, 4]
+    assert [bucket(blocks) for blocks in (1, 32, 33, 64, 128)] == [1, 1, 2, 2, 4]
 
 
 @settings(max_examples=40, deadline=None)

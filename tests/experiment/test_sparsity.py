@@ -1,0 +1,85 @@
+"""Sparse decoding by YAML: what is refused, and what metrics and report have of a run."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import TEXT
+
+from spu_llm.comet.prepared import LayerSparsity, LowRank, Prepared
+from spu_llm.errors import UserError
+from spu_llm.experiment import load_experiment, render_report, run_experiment
+from spu_llm.models.source import content_digest
+
+BLOCKS, ACTIVE, HEADS = 8, 6, 3  # random weights leave the dense ranges with fewer
+
+
+def low_rank(random, outputs):
+    shapes = (32, 3), (3,), (3, outputs), (outputs,)
+    return LowRank(*(random.standard_normal(shape).astype(np.float32) for shape in shapes))
+
+
+@pytest.fixture
+def config(tmp_path, checkpoints):
+    """An experiment on a tiny OPT with random predictors, and its dense baseline."""
+    random = np.random.default_rng(0)
+    layers = tuple(
+        LayerSparsity(random.permutation(40).astype(np.int32), low_rank(random, BLOCKS), ACTIVE, heads, HEADS if heads else 4, 0.0)
+        for heads in (None, low_rank(random, 4))
+    )
+    Prepared(layers, "tiny", content_digest(checkpoints["opt"])).save(tmp_path / "tiny.safetensors")
+    words = TEXT.split()
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(random.choice(words, 5)) for _ in range(60)))
+    model = {"name": "tiny", "path": str(checkpoints["opt"]), "prefix": [3], "calibration": str(tmp_path / "text.txt")}
+    settings = {
+        "model": model,
+        "ops": "plugin",
+        "network": "wan",
+        "generation": {"prompt": TEXT[:12], "new_tokens": 3},
+        "sparsity": {"file": str(tmp_path / "tiny.safetensors"), "renew": 4},
+        "baseline": {"sparsity": None},
+    }
+    path = tmp_path / "x.yaml"
+    path.write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize("overrides", [(), ("ops=stock", "protocol={name: ABY3}")], ids=["plugin", "aby3"])
+def test_metrics_and_report(config, tmp_path, overrides):
+    metrics = run_experiment(*load_experiment(config, overrides), tmp_path / "out")
+    comet, baseline = metrics["comet"], metrics["baseline"]
+    assert "comet" not in baseline
+    assert comet["active_blocks"] == [ACTIVE] * 2 and comet["active_heads"] == [4, HEADS]
+    assert comet["active_share"] == ACTIVE / BLOCKS
+    assert comet["bytes_ratio"] == baseline["decode"]["bytes_per_token"] / metrics["decode"]["bytes_per_token"] > 1
+    assert comet["ffn_bytes_ratio"] > 1 and 0 < comet["predictor_bytes_share"] < 1
+    assert comet["shuffles"]["messages"] > 0
+    assert "Sparsity" in render_report(metrics)
+
+
+def test_a_fresh_order_for_every_token_renews_nothing(config, tmp_path):
+    metrics = run_experiment(*load_experiment(config, ("sparsity.renew=token", "baseline=null")), tmp_path / "out")
+    assert metrics["comet"]["shuffles"]["bytes"] == 0
+    assert metrics["comet"]["active_heads"] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("sparsity.renew=0",), "sparsity.renew"),
+        (("sparsity.file=nowhere",), "sparsity.file 'nowhere': no such file; make it with `spu-llm prepare comet`"),
+        (("sparsity.blocks=3",), "unknown key sparsity.blocks; known here: file, renew"),
+        (("processes=true",), "sparsity runs with the parties as threads"),
+    ],
+)
+def test_refused(config, overrides, message):
+    with pytest.raises(UserError, match=message):
+        load_experiment(config, overrides)
+
+
+def test_another_models_file_is_refused(config, tmp_path, checkpoints):
+    settings = json.loads(config.read_text())
+    settings["model"]["path"] = str(checkpoints["gpt2"])
+    config.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="was prepared for model tiny with other weights"):
+        run_experiment(*load_experiment(config), tmp_path / "out")
