@@ -45,21 +45,23 @@ def _period(row: Row) -> str:
 
 
 def _table(result: Row) -> str:
-    heads = [title.format(**result) for title in COLUMNS.values()]
-    lines = ["| " + " | ".join(["count", "heads", "tokens a shuffle", *heads]) + " |", "|---" * (len(heads) + 3) + "|"]
+    """A row for each count and renewal; cells: heads not revealed / revealed, once if that makes no difference."""
+    titles = ["count", "tokens an order", *(title.format(**result) for title in COLUMNS.values())]
     usual = {name: next((row[name]["baseline"] for row in result["rows"] if row[name]), None) for name in COLUMNS}
-    lines.append("| guessing | | | " + " | ".join("" if value is None else f"{value:.1%}" for value in usual.values()) + " |")
+    guessing = ["guessing", "", *("" if value is None else f"{value:.1%}" for value in usual.values())]
+    settings: dict[tuple[Any, ...], list[Row]] = {}
     for row in result["rows"]:
-        renewal = f"{_period(row)}, partial ({row['renewed_share']:.0%})" if row["partial"] else _period(row)
-        cells = [row["count"], "revealed" if row["heads"] else "no", renewal, *(_cell(row[name]) for name in COLUMNS)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        settings.setdefault((row["count"], row["partial"], row["period"]), []).append(row)
+    lines = [guessing]
+    for (count, partial, _), rows in settings.items():
+        renewal = f"{_period(rows[0])}, partial ({rows[0]['renewed_share']:.0%})" if partial else _period(rows[0])
+        cells = [list(dict.fromkeys(_cell(row[name]) for row in rows if row[name])) for name in COLUMNS]
+        lines.append([count, renewal, *(" / ".join(cell) for cell in cells)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *lines))
 
 
-def _cell(rate: Row | None) -> str:
+def _cell(rate: Row) -> str:
     """In brackets what is not told from guessing."""
-    if rate is None:
-        return ""
     return f"{rate['rate']:.1%}" if rate["low"] > 0 else f"({rate['rate']:.1%})"
 
 

@@ -57,8 +57,8 @@ SHAPE = DecoderConfig(
     family="opt", vocabulary=2048, width=256, layers=6, heads=8, kv_heads=8, ffn=1024, positions=256, epsilon=1e-5,
     tied_head=True, end_tokens=(0,), start_token=START,
 )  # fmt: skip
-DENSE = TrainingConfig(steps=600, rate=2e-3, warmup=40, save_seconds=45.0)
-SPARSE = replace(DENSE, sparsity=Sparsity(active=0.09, strength=2.0, group=BLOCK))
+DENSE = TrainingConfig(steps=800, rate=2e-3, warmup=40)
+SPARSE = replace(DENSE, sparsity=Sparsity(active=0.09, strength=1.0, group=BLOCK))
 PLANS = {"kjv-relu": SPARSE, "kjv-relu-dense": DENSE}
 KEPT_BLOCKS = (0, 1, 2, 4, 6, 8, 10, 12, 16, 64)  # of a layer, for what a constant number of blocks costs
 

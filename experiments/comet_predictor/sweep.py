@@ -25,10 +25,11 @@ import matplotlib.pyplot as plt
 
 from spu_llm.comet.activity import LayerActivity, activity, masses
 from spu_llm.comet.blocks import cluster, in_blocks
-from spu_llm.comet.predictor import PredictorConfig, Split, recall_curve, threshold, train_predictor
+from spu_llm.comet.gate import best_thresholds, gate_curve
+from spu_llm.comet.predictor import Objective, PredictorConfig, Split, recall_curve, threshold, train_predictor
 from spu_llm.comet.prepare import Rule, split_rows
 from spu_llm.comet.prepared import LayerSparsity, Prepared
-from spu_llm.comet.sparse_plain import Setting, measure_quality
+from spu_llm.comet.sparse_plain import How, Setting, measure_quality
 from spu_llm.errors import UserError
 from spu_llm.experiment.schema import load_model
 from spu_llm.models import Checkpoint, load_checkpoint
@@ -38,10 +39,15 @@ from spu_llm.post.align import read_tokens
 from spu_llm.progress import bar
 
 BLOCKS = (16, 32, 64, 128)
-RANKS = (8, 16, 32)
-OBJECTIVES = ("shares", "best", "masses")
-RECALLS = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
-HELD_OUT = 24576  # tokens that quality is measured on
+RANKS = (8, 16)
+OBJECTIVES: tuple[Objective, ...] = ("shares", "masses")
+RECALLS = (0.9, 0.95, 0.97, 0.98, 0.99)
+COUNTS = (4, 6, 8, 10, 12, 16, 24)  # of 64 blocks
+HEADS = (7, 6, 5, 4, 2)  # of 8
+HOWS: tuple[How, ...] = ("predicted", "best", "oracle")
+SWEPT = 16384  # tokens of the public text that variants are trained and measured on
+EVERY = 2  # layers that variants are tried in: the first and every second
+HELD_OUT = 8192  # tokens that quality is measured on
 
 
 def main() -> None:
@@ -67,9 +73,10 @@ def main() -> None:
             "facts": asdict(prepared.facts) if prepared.facts else None,
             "blocks": [layer.blocks for layer in prepared.layers],
             "active_blocks": [layer.active_blocks for layer in prepared.layers],
-            "recall": [layer.recall for layer in prepared.layers],
+            "recall": [layer.measured and layer.measured.recall for layer in prepared.layers],
+            "neuron_recall": [layer.measured and layer.measured.neuron_recall for layer in prepared.layers],
             "active_heads": [layer.active_heads for layer in prepared.layers],
-            "head_recall": [layer.head_recall for layer in prepared.layers],
+            "head_recall": [layer.measured and layer.measured.head_recall for layer in prepared.layers],
             "bytes": chosen.prepared.stat().st_size,
         },
         "layers": [asdict(layer.measured) for layer in prepared.layers if layer.measured],
@@ -101,16 +108,19 @@ def text_sequences(model: ModelConfig, checkpoint: Checkpoint, path: Path, token
 
 
 def sweep_recall(model: ModelConfig, checkpoint: Checkpoint, prepared: Prepared, text: Path) -> dict[str, Any]:
-    """Curves of recall, means over layers: by blocks, by rank, by objective, by what is read; thresholds of the prepared file."""
+    """Curves of recall, means over layers, with each count's best threshold: by blocks, by rank, by objective, by what is read.
+
+    thresholds: of the prepared file, for each of RECALLS.
+    """
     begun, rule, decoder = time.perf_counter(), Rule(), checkpoint.decoder
-    sequences = text_sequences(model, checkpoint, text, rule.tokens, rule.length)
+    sequences = text_sequences(model, checkpoint, text, SWEPT, rule.length)
     skipped = len(model.prefix)
     rows = split_rows(len(sequences), sequences.shape[1] - skipped, rule)
     curves: dict[str, list[np.ndarray]] = {}
     thresholds = []
     for i, found in enumerate(activity(decoder, sequences, skipped, bar)):
         weights, layer = masses(decoder.params["layers"][i], found.hidden), prepared.layers[i]
-        for name, curve in layer_curves(found, weights, layer, rows).items():
+        for name, curve in (layer_curves(found, weights, layer, rows) if i % EVERY == 0 else {}).items():
             curves.setdefault(name, []).append(curve)
         sums, scores = in_blocks(weights, layer.order, layer.blocks), layer.neurons.scores(found.normed)
         thresholds.append([threshold(scores[rows.choose], sums[rows.choose], recall) for recall in RECALLS])
@@ -125,8 +135,10 @@ def layer_curves(found: LayerActivity, weights: np.ndarray, layer: LayerSparsity
     def curve(y: np.ndarray, order: np.ndarray, count: int, config: PredictorConfig) -> np.ndarray:
         sums = in_blocks(weights, order, count)
         targets, inputs = (Split(*(each[part] for part in rows)) for each in (sums, y))
-        near = max(1, active * count // blocks)
-        return recall_curve(train_predictor(inputs, targets, near, config).scores(inputs.report), targets.report)
+        found = train_predictor(inputs, targets, max(1, active * count // blocks), config)
+        thresholds, _ = best_thresholds(found.scores(inputs.choose), targets.choose)
+        scores = found.scores(inputs.report)
+        return np.array([gate_curve(scores, targets.report, level)[i] for i, level in enumerate(thresholds)])
 
     def oracle(order: np.ndarray, count: int) -> np.ndarray:
         sums = in_blocks(weights, order, count)[rows.report]
@@ -142,9 +154,9 @@ def layer_curves(found: LayerActivity, weights: np.ndarray, layer: LayerSparsity
         curves[f"rank {each}"] = curve(found.normed, layer.order, blocks, replace(usual, rank=each))
     for objective in OBJECTIVES:
         curves[f"objective {objective}"] = curve(found.normed, layer.order, blocks, replace(usual, objective=objective))
+    curves["read attention_norm"] = curve(found.normed, layer.order, blocks, usual)
     curves["read ffn_norm"] = curve(found.ffn_normed, layer.order, blocks, usual)
-    curves["read ffn_norm, full rank"] = curve(found.ffn_normed, layer.order, blocks, replace(usual, rank=blocks))
-    curves["read attention_norm, full rank"] = curve(found.normed, layer.order, blocks, replace(usual, rank=blocks))
+    curves["full rank"] = curve(found.normed, layer.order, blocks, replace(usual, rank=blocks))
     return curves
 
 
@@ -157,11 +169,11 @@ def sweep_quality(
     """The dense model, then each setting: blocks and heads as prepared; counts of blocks, predicted and true; counts of heads."""
     sequences = text_sequences(model, checkpoint, text, HELD_OUT, Rule.length)
     decoder, skipped, blocks = checkpoint.decoder, len(model.prefix), prepared.layers[0].blocks
-    step = max(1, blocks // 32)
-    counts = [count for count in range(step, blocks // 2 + 1, step)] + [blocks]
+    counts = [count * blocks // 64 for count in COUNTS]
+    heads = [count * decoder.config.heads // 8 for count in HEADS]
     settings = [Setting(skip_heads=False), Setting()]
-    settings += [Setting(how, count, skip_heads=False) for how in ("predicted", "oracle") for count in counts]
-    settings += [Setting(blocks=blocks, heads=heads) for heads in range(decoder.config.heads, 0, -1)]
+    settings += [Setting(how, count, skip_heads=False) for how in HOWS for count in counts]
+    settings += [Setting(blocks=blocks, heads=count) for count in heads]
     found = measure_quality(decoder, prepared.layers, sequences, skipped, settings, bar)
     results = [{"setting": None, **asdict(found[0])}]
     results += [{"setting": asdict(setting), **asdict(each)} for setting, each in zip(settings, found[1:], strict=True)]
@@ -188,13 +200,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, (recall, blocks, quality, heads) = plt.subplots(1, 4, figsize=(19, 4), layout="constrained")
     share = lambda curve: np.arange(1, len(curve) + 1) / len(curve)  # noqa: E731
     curves, own = result["curves"], result["prepared"]["blocks"][0]
-    layers = {name: np.mean([layer[name] for layer in result["layers"]], axis=0) for name in ("recall", "neuron_recall", "oracle")}
-    layers |= {name: np.mean([layer[name] for layer in result["layers"]], axis=0) for name in ("still", "unclustered")}
-    labels = {"recall": "predicted: mass", "neuron_recall": "predicted: firing neurons", "oracle": "best blocks: mass"}
-    labels |= {"still": "the same blocks always", "unclustered": "best blocks, checkpoint's order"}
-    for name, curve in layers.items():
-        recall.plot(share(curve), curve, label=labels[name])
-    recall.plot(share(curves["read ffn_norm"]), curves["read ffn_norm"], ":", label="predicted from ffn_norm: mass")
+    labels = {"by_threshold": "by threshold: mass", "neurons_by_threshold": "by threshold: firing neurons"}
+    labels |= {"by_score": "best-scoring: mass", "oracle": "best: mass", "unclustered": "best, checkpoint's order: mass"}
+    labels |= {"still": "the same blocks always: mass"}
+    for name, label in labels.items():
+        curve = np.mean([layer[name] for layer in result["layers"]], axis=0)
+        recall.plot(share(curve), curve, label=label)
     recall.set(title=f"{own} blocks, means over layers", xlabel="blocks computed", ylabel="recall", xlim=(0, 0.5), ylim=(0.4, 1))
     recall.legend(fontsize=8)
     for name in (name for name in curves if name.startswith("blocks ") and "," not in name):
@@ -210,7 +221,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def draw_quality(rows: list[dict[str, Any]], quality: Any, heads: Any) -> None:
     dense = rows[0]
-    for how in ("predicted", "oracle", "threshold"):
+    for how in (*HOWS, "threshold"):
         of = [row for row in rows[3:] if row["setting"]["how"] == how and row["head_share"] == 1]
         of.sort(key=lambda row: row["active_share"])
         x = [row["active_share"] for row in of]

@@ -1,6 +1,9 @@
 """The breakdown of a layer: bytes of its parts to the last, what adds up, nothing saved where all is active, and the command."""
 
 import json
+from collections import defaultdict
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +13,7 @@ from conftest import OPT, write_checkpoint, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm.bench.costs import added, less, ratios
+from spu_llm.bench.costs import added, less, measured, ratios
 from spu_llm.bench.indexing import IndexShape, bench_indexing
 from spu_llm.bench.sparse import How, layer_parts
 from spu_llm.bench.sparse_case import SparseModel, layer_case
@@ -22,7 +25,8 @@ from spu_llm.models.cache import LayerCache, window
 from spu_llm.models.calibration import calibrate
 from spu_llm.models.source import content_digest
 from spu_llm.network import NetworkProfile
-from spu_llm.runtime import ProtocolConfig
+from spu_llm.runtime import Phase, ProtocolConfig
+from spu_llm.runtime.profile import Traffic
 
 WIDTH, HEADS, FFN, BLOCKS, RANK = 12, 3, 24, 6, 3
 SIZE = FFN // BLOCKS
@@ -162,6 +166,7 @@ def test_indexing(ops):
         assert found["shuffle"]["bytes"] == 8 * FFN * WIDTH and found["shuffle"]["messages"] == 1
 
 
+FIGURES = ("seconds", "messages", "bytes", "irregular_bytes", "dealer_bytes", "dealer_seconds")
 numbers = st.integers(0, 1 << 40)
 costs = st.builds(
     lambda *figures: (
@@ -170,6 +175,24 @@ costs = st.builds(
     ),
     *[numbers] * 6,
 )
+
+
+def test_medians_and_what_is_irregular():
+    """A pass that sends much more, as CHEETAH's do now and then, changes the mean only; the first one warms up."""
+    session = SimpleNamespace(phases=defaultdict(Phase))
+    sent = iter([9000, 10, 10, 100, 10, 10])
+
+    @contextmanager
+    def phase(name):
+        yield session.phases[name]
+
+    def run():
+        session.phases[list(session.phases)[-1]].sent = [Traffic(next(sent), 3)]
+
+    session.phase = phase
+    cost = measured(session, {"run": run}, [LAN], repeats=5)["run"]
+    assert (cost["bytes"], cost["messages"], cost["irregular_bytes"], cost["dealer_bytes"]) == (10, 3, 18, 0)
+    assert cost["modelled"]["lan"] == pytest.approx(0.03 + 80e-9)
 
 
 @given(costs, costs)

@@ -188,32 +188,31 @@ def test_between_parties(usual):
     witnessed = WitnessedSupply(LiveSupply())
 
     def passes(session, supply, programs):
-        secure, start = usual.sparse(session, supply, programs, renew=6), len(PREFIX)
+        secure = usual.sparse(session, supply, programs, renew=6)
         orders, logits = [places(secure)], []
-        for size in (5, 1, 1):
-            logits.append(secure.advance(TOKENS[start : start + size], last_only=False))
+        for tokens in (PROMPT, LATER[:5]):
+            logits.append(secure.advance(tokens, last_only=False))
             orders.append(places(secure))
-            start += size
+        secure.roll_back(7)
+        secure.embed(PROMPT)
         return secure, orders, np.concatenate(logits)
 
     with Session(ProtocolConfig()) as session:
         secure, orders, logits = passes(session, witnessed, {})
         assert usual.off(logits, len(PREFIX)) < ERROR
-        assert [a == b for a, b in pairwise(orders)] == [True, True, False]
+        assert [a == b for a, b in pairwise(orders)] == [True, False]
         shuffle = session.phases[SHUFFLE]
         assert (shuffle.bytes, shuffle.messages) == (2 * 8 * opened_by_renewal(usual), 2 * 2 * len(usual.layers))
-        secure.embed(LATER[2:3])
         with session.phase("layers") as phase:
-            secure.run_layers(1)
-        assert phase.bytes == 8 * opened_by_layers(usual, secure)
+            secure.run_layers(5)
+        assert phase.bytes == 5 * 8 * opened_by_layers(usual, secure)
         assert phase.messages == sum(messages(secure))
         reveals = {program.reveals for program in session.programs if program.name in ("layer 0", "layer 1")}
         assert reveals == set(messages(secure)), "an opening beside those of messages"
         found = [np.sum(session.words(name), 0) for name in ("logits", "x")]
     replayed = ReplayedSupply(witnessed)
     again, others, _ = passes(EmulatedSession(replayed), replayed, usual.programs)
-    again.embed(LATER[2:3])
-    again.run_layers(1)
+    again.run_layers(5)
     assert orders == others
     for name, value in zip(("logits", "x"), found, strict=True):
         np.testing.assert_array_equal(np.sum(again.session.words(name), 0), value)
@@ -364,7 +363,7 @@ def test_a_mask_that_hid_two_values_would_be_found(openings):
 
 def one_head():
     """Blocks of one neuron, predicted at rank 1; no prefix; the largest of a few scores as softmax's reference."""
-    decoder, tokens = tiny(heads=1, width=5, ffn=7), [*PROMPT[:3], *LATER[:1]]
+    decoder, tokens = tiny(seed=1, layers=1, heads=1, width=5, ffn=7), [*PROMPT[:3], *LATER[:1]]
     layers = separated(decoder, np.array(tokens), 0, 7, 5, 1, 1)
     return Case(decoder, layers, calibrated(decoder, (), "maxima"), (), tokens)
 
@@ -406,6 +405,27 @@ def test_shapes(make, openings):
     secure.renew()
     assert openings.count - before == opened_by_renewal(case)
     openings.check()
+
+
+@pytest.mark.parametrize(("first", "second"), [(1e5, 1e-5), (1e-5, 1e5), (1, 0.01), (1, 20)])
+def test_predictors_of_any_size(usual, first, second):
+    """Scores below 2^9 choose what they choose in plaintext, however their size is parted between the two products."""
+
+    def sized(predictor):
+        a, b, c, d = predictor
+        return predictor._replace(first=a * first, first_bias=b * first, second=c * second, second_bias=d * first * second)
+
+    layers = [
+        dataclasses.replace(
+            layer,
+            neurons=sized(layer.neurons),
+            heads=None if layer.heads is None else sized(layer.heads),
+            threshold=layer.threshold * first * second,
+        )
+        for layer in usual.layers
+    ]
+    case = dataclasses.replace(usual, layers=layers)
+    assert usual.off(case.emulated().advance(PROMPT, last_only=False), 2) < ERROR
 
 
 @pytest.mark.parametrize("appends", [False, True])

@@ -73,11 +73,12 @@ def test_thresholds_are_quantiles_and_cut_what_they_should(name, rule, length, p
     assert np.abs(found - np.quantile(magnitudes, shares, axis=1, method="higher")).max() < 1e-4
     for share, thresholds in zip(shares, found, strict=True):
         between = thresholds * 1.0001  # that rounding may not decide
-        want, _ = theirs(model, CASES[name], tokens, rule, between)
+        want, seen = theirs(model, CASES[name], tokens, rule, between)
         logits, zeros = ThresholdedReader(ours, rule)(tokens[None], between)
         assert np.abs(np.asarray(logits)[0] - want).max() < 1e-3
-        cut = zeros[:, 0, len(prefix) :].mean(-1)
-        assert np.abs(cut - share).max() <= 2.5 / magnitudes.shape[1] + 1e-6
+        assert np.abs(zeros[:, 0] - (seen < between[:, None, None]).mean(-1)).max() < 1.5 / seen.shape[-1]
+        # later layers see what earlier ones cut away; the quantile's own value is cut too
+        assert abs(zeros[0, 0, len(prefix) :].mean() - share) <= 2 / magnitudes.shape[1] + 1e-6
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -112,7 +113,7 @@ def test_the_share_where_a_loss_is_reached(rises, loss, base):
     curve = base * (1 + np.concatenate([[0], np.cumsum(rises)]))
     found = largest_share(shares, curve, loss)
     if curve[-1] <= base * (1 + loss):
-        assert found == shares[-1]
+        assert np.isclose(found, shares[-1])
         return
     want = brentq(lambda share: np.interp(share, shares, curve) / base - 1 - loss, 0, 0.9, xtol=1e-12)
     assert np.isclose(found, want, atol=1e-6)

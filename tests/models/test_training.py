@@ -191,7 +191,7 @@ def paid(units, sparsity, asked):
     """The penalty as `Sparsity` describes it, position by position in float64."""
     layers, batch, n, _ = units.shape
     groups = units.astype(np.float64).reshape(layers, batch * n, -1, sparsity.group)
-    norms = abs(groups).max(-1)
+    norms = np.linalg.norm(groups, axis=-1)
     total = 0.0
     for layer in norms:
         often = (layer > 0).mean(0)
