@@ -15,6 +15,7 @@ from .bench.layer import LayerShape, bench_layer
 from .bench.op import HEADER, OPS, bench_op, row
 from .bench.quality import Amounts, bench_quality, summary
 from .cli_align import align_command
+from .cli_arhe import arhe_group, plan_group
 from .cli_beaver import beaver_command
 from .cli_certificates import certificates_command
 from .cli_comet import comet_command
@@ -182,11 +183,13 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], soal: Path | None, 
 
 
 main.add_command(align_command)
+main.add_command(arhe_group)
 main.add_command(beaver_command)
 main.add_command(certificates_command)
 main.add_command(deal_command)
 main.add_command(dealer_command)
 main.add_command(party_command)
+main.add_command(plan_group)
 main.add_command(plan_table_command)
 main.add_command(prepare_group)
 prepare_group.add_command(comet_command)

@@ -40,7 +40,7 @@ _RATES = {
 @click.option("--victims", type=click.Path(path_type=Path), help="Text of clients.  [default: the last fifth of --text]")
 @click.option("--length", default=128, show_default=True, type=click.IntRange(2), help="Tokens of a request.")
 @click.option("--requests", default=48, show_default=True, type=click.IntRange(8), help="Of clients, at most.")
-@click.option("--public", default=32768, show_default=True, type=click.IntRange(1), help="Public tokens, at most.")
+@click.option("--public", default=16384, show_default=True, type=click.IntRange(1), help="Public tokens, at most.")
 @click.option("--heads", type=click.IntRange(1), help="Heads of a layer that are computed.  [default: as the file says]")
 @click.option("--seed", default=0, show_default=True, help="Of shuffles, ties and intervals.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")

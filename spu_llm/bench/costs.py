@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any
 
 from ..network import NetworkProfile
@@ -12,9 +12,10 @@ from ..runtime import Session
 from ..runtime.assisted import offline
 
 Cost = dict[str, Any]
-"""`seconds` of compute, `messages` and `bytes` that one party sends; `dealer_bytes` to the party that gets more, `dealer_seconds`
-with what needs no input, both 0 without a dealer; `modelled`: seconds on each network."""
-_SUMS = ("seconds", "messages", "bytes", "dealer_bytes", "dealer_seconds")
+"""`seconds` of compute, `messages` and `bytes` that one party sends; `irregular_bytes`: what some passes send more, in the mean of
+all; `dealer_bytes` to the party that gets more, `dealer_seconds` with what needs no input, both 0 without a dealer; `modelled`:
+seconds on each network."""
+_SUMS = ("seconds", "messages", "bytes", "irregular_bytes", "dealer_bytes", "dealer_seconds")
 
 
 def measured(
@@ -24,9 +25,11 @@ def measured(
     repeats: int = 3,
     progress: Progress = silent,
 ) -> dict[str, Cost]:
-    """The cost of each run after one that warms it up: median seconds, mean traffic, which is the same every time on SEMI2K.
+    """The cost of each run after one that warms it up: medians.
 
-    (On ABY3 it varies a little, on CHEETAH oblivious transfers are made many at a time by whichever run finds none left.)
+    On SEMI2K every pass sends the same. On ABY3 passes differ a little; on CHEETAH one that finds no oblivious transfers left makes
+    many, which later ones use up: `irregular_bytes` are these, and neither seconds nor `modelled` has them.
+
     All are run before any is repeated, so that a machine that slows down does so for all.
     """
     passes: dict[str, list[Cost]] = {name: [] for name in runs}
@@ -35,8 +38,8 @@ def measured(
             with session.phase(f"{name} {i}") as phase:
                 run()
             dealt = session.phases[offline(f"{name} {i}")]
-            figures = (phase.seconds, phase.messages, phase.bytes, dealt.bytes, dealt.seconds)
-            passes[name].append(dict(zip(_SUMS, figures, strict=True)))
+            found = {"seconds": phase.seconds, "messages": phase.messages, "bytes": phase.bytes}
+            passes[name].append(found | {"dealer_bytes": dealt.bytes, "dealer_seconds": dealt.seconds})
     return {name: _modelled(_typical(found), networks) for name, found in passes.items()}
 
 
@@ -58,12 +61,10 @@ def ratios(cost: Cost, other: Cost) -> dict[str, float | None]:
 
 
 def _typical(passes: Sequence[Cost]) -> Cost:
-    """Of the passes past the first: medians of seconds, means of counts."""
+    """Medians past the first pass, of counts the lower of two."""
     kept = passes[1:]
-    return {
-        key: median(found[key] for found in kept) if key.endswith("seconds") else round(fmean(found[key] for found in kept))
-        for key in _SUMS
-    }
+    found = {key: (median if key.endswith("seconds") else median_low)(each[key] for each in kept) for key in kept[0]}
+    return found | {"irregular_bytes": round(fmean(each["bytes"] for each in kept)) - found["bytes"]}
 
 
 def _modelled(cost: Cost, networks: Sequence[NetworkProfile]) -> Cost:

@@ -50,7 +50,7 @@ class Amounts:
 
     length: int = 128
     victims: int = 48
-    public: int = 32768
+    public: int = 16384
     seed: int = 0
 
 

@@ -23,8 +23,10 @@ from ..primitives.rows import seal
 from ..progress import Progress, silent
 from ..runtime import Slot
 from ..runtime.assisted import Call, DealtProgram, OperandName, OperandSlot
+from .activity import refuse_family
 from .encoded import Part, encoded_layer, with_predictors
 from .fixed_sparse import Heads, Neurons, SparseParams, SparsePlan, sparse_block
+from .gate import in_format
 from .prepared import LayerSparsity, LowRank
 
 SHUFFLE = "shuffle"
@@ -43,7 +45,8 @@ class SparseAssistedDecoder(AssistedDecoder):
 
     def __init__(self, *args: Any, sparsity: Sequence[LayerSparsity], renew: int | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._sparsity = sparsity
+        refuse_family(self.decoder.config)
+        self._sparsity = in_format(self.decoder, sparsity)
         self._renew = renew
         self._since = 0
         self._shuffled: list[dict[str, dict[str, Part]]] = []

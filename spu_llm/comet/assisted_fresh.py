@@ -15,9 +15,10 @@ from ..primitives.fixed import Fixed
 from ..progress import Progress
 from ..runtime import Slot
 from ..runtime.assisted import DealtProgram, OperandSlot
+from .activity import refuse_family
 from .encoded import Part, in_order, score_parts, with_predictors
 from .fixed_fresh import FreshParams, FreshPlan, fresh_block
-from .gate import above
+from .gate import above, in_format
 from .prepared import LayerSparsity
 
 
@@ -30,7 +31,8 @@ class FreshAssistedDecoder(AssistedDecoder):
 
     def __init__(self, *args: Any, sparsity: Sequence[LayerSparsity], **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._sparsity = sparsity
+        refuse_family(self.decoder.config)
+        self._sparsity = in_format(self.decoder, sparsity)
 
     def _mask_layers(self, progress: Progress) -> None:
         config, learned = self.decoder.config, self._calibration.reference == "learned"

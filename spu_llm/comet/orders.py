@@ -10,7 +10,7 @@ from ..models.config import Params
 from ..runtime import Session
 
 ORDERS = ("order.client", "order.owner")
-_OPENED = ("query", "key_value", "out", "up", "down", "second")
+_OPENED = ("query", "key_value", "out", "up", "down", "second", "order")
 """Parts that are static operands on SEMI2K."""
 
 
@@ -25,3 +25,10 @@ def keep_opened(session: Session, names: Params, slots: Params) -> None:
     for name in _OPENED:
         if name in names:
             session.keep_opened(names[name], slots[name])
+
+
+def forget_opened(session: Session, names: Params, slots: Params) -> None:
+    """Free what is kept of these on disk, before they are replaced."""
+    for name in _OPENED:
+        if name in names:
+            session.forget_opened(names[name], slots[name])

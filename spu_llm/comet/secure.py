@@ -6,7 +6,7 @@ no party can tell a block from its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..primitives.stock import as_real, as_ring
 from ..progress import Progress, silent
 from ..runtime import Program, Session, Slot
 from .network import SparseNetwork
-from .orders import ORDERS, keep_opened, share_orders
+from .orders import ORDERS, forget_opened, keep_opened, share_orders
 
 SHUFFLE = "shuffle"
 """The phase that renewing orders is booked to."""
@@ -40,6 +40,7 @@ class SparseSecureDecoder(SecureDecoder):
         self._plans = network.plans
         self._renew = renew
         self._since = 0
+        self._opened: set[tuple[int, str]] = set()
 
     def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
         self._count(len(tokens))
@@ -67,11 +68,18 @@ class SparseSecureDecoder(SecureDecoder):
         super()._share_cache(progress)
         self.renew(progress)
 
+    def _warm_up(self, prompt_tokens: int, progress: Progress, scored: Collection[int]) -> None:
+        super()._warm_up(prompt_tokens, progress, scored)
+        self.renew(progress)  # its token is known to all, and has shown what is active in the order so far
+
     def _shuffle(self, i: int, kind: str) -> None:
         names, slots = self._params["layers"][i][kind], self._slots["layers"][i][kind]
         size = self.decoder.config.heads if kind == "heads" else slots["up_bias"].shape[0]
         cache = self._cache[i] if kind == "heads" else None
         share_orders(self.session, size)
+        if (i, kind) in self._opened:
+            forget_opened(self.session, names, slots)
+        self._opened.add((i, kind))
         rows = None if cache is None else LayerCache(*(Slot(cache_shape(self.decoder.config, self.capacity)) for _ in range(2)))
         matrix = Slot((size, size), np.int64)
         program = self.session.compile(f"{SHUFFLE} {kind}", partial(_shuffled, size), (slots, rows, matrix, matrix))

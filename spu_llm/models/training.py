@@ -32,7 +32,7 @@ from .config import DecoderConfig, Params
 from .decoder import Decoder, path_name
 
 _DEVIATION = 0.02  # of fresh weights, as GPT-2 has it
-_TINY = 1e-12  # in place of a mean of nothing
+_TINY = 1e-12  # added where 0 would be divided by, or have a root of infinite slope
 
 
 class Teacher(NamedTuple):
@@ -65,11 +65,10 @@ Change = Callable[[jax.Array, jax.Array], jax.Array]
 class Sparsity:
     """Asks that a token use at most the part `active` of each layer's hidden units, which count `group` neighbours at a time.
 
-    Where a token uses more, it pays `strength` x the excess (1: twice what is asked) x the largest unit of each group: ProSparse's
-    L1 penalty, over groups (of 1: single units), which ends when enough of them are 0. So tokens come to use about equally many,
-    and units below their group's largest cost nothing: with norms in place of maxima most units of a group would die. A group pays
-    in proportion to how often it is used, lest a few be used by all tokens and the rest by none (as in ReMoE). What is asked falls
-    from everything to `active`, by equal factors, between the parts `begin` and `end` of a training's steps.
+    Where a token uses more, it pays `strength` x the excess (1: twice what is asked) x the norms of its groups: ProSparse's L1
+    penalty, over groups (of 1: single units), which ends when enough of them are 0. So tokens come to use about equally many. A
+    group pays in proportion to how often it is used, lest a few be used by all tokens and the rest by none (as in ReMoE). What is
+    asked falls from everything to `active`, by equal factors, between the parts `begin` and `end` of a training's steps.
     """
 
     active: float
@@ -259,16 +258,16 @@ def distillation_loss(logits: jax.Array, batch: Batch) -> jax.Array:
 def sparsity_penalty(units: jax.Array, sparsity: Sparsity, asked: Any) -> jax.Array:
     """What `Sparsity` has units [layers, batch, n, hidden] pay while the part `asked` of them may be used.
 
-    Units count relative to their layer's usual maximum, so that smaller units and a larger second kernel are no way out.
+    Norms count relative to their layer's usual one, so that smaller units and a larger second kernel are no way out.
     """
     groups = units.reshape(*units.shape[:-1], -1, sparsity.group)
-    largest = jnp.max(jnp.abs(groups), -1)
-    used = largest > 0
+    norms = jnp.sqrt(jnp.sum(groups**2, -1) + _TINY)
+    used = jnp.any(groups != 0, -1)
     excess = jnp.maximum(used.mean(-1) / asked - 1, 0)
     often = used.mean((1, 2))
-    usual = jnp.maximum(largest.sum((1, 2, 3)) / jnp.maximum(used.sum((1, 2, 3)), 1), _TINY)
+    usual = norms.sum((1, 2, 3)) / jnp.maximum(used.sum((1, 2, 3)), 1)
     price = often / jnp.maximum(often.mean(-1, keepdims=True), _TINY) / usual[:, None]
-    paid = (largest * jax.lax.stop_gradient(price)[:, None, None]).mean(-1) / asked
+    paid = (norms * jax.lax.stop_gradient(price)[:, None, None]).mean(-1) / asked
     return sparsity.strength * (jax.lax.stop_gradient(excess) * paid).mean()
 
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 from spu import Io, libspu
-from spu.experimental import make_cached_var
+from spu.experimental import drop_cached_var, make_cached_var
 
 from ..errors import UserError
 from . import shares
@@ -225,6 +225,13 @@ class Session:
         if self.protocol.name != "SEMI2K":
             return
         self.run(self.compile("keep_opened", _opened, (slot,)), (name,), (name, _UNUSED))
+        self._each(lambda party: party.runtime.del_var(_UNUSED))
+
+    def forget_opened(self, name: str, slot: Slot) -> None:
+        """Free what `keep_opened` keeps of a variable that is about to be replaced: the opened value lies on disk otherwise."""
+        if self.protocol.name != "SEMI2K":
+            return
+        self.run(self.compile("forget_opened", drop_cached_var, (slot,)), (name,), _UNUSED)
         self._each(lambda party: party.runtime.del_var(_UNUSED))
 
     def compile(self, name: str, function: Callable, arguments: tuple) -> Program:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -29,9 +30,14 @@ def texts(config, count=4, length=14, seed=1):
     return np.random.default_rng(seed).integers(0, config.vocabulary, (count, length)).tolist()
 
 
+@cache
+def weights(config):
+    return random_decoder(config)
+
+
 def prepared(config, options=None, parameters=PAPER, degrees=None, margin=1.5):
     """A random decoder, its schedule, and its meaning on calibrated ranges."""
-    decoder = random_decoder(config)
+    decoder = weights(config)
     schedule = scheduled(config, parameters, degrees or Degrees(reciprocal=119), options or Options())
     return decoder, schedule, Meaning(decoder, schedule.program, calibrate(decoder, schedule.program, texts(config), margin))
 
@@ -65,7 +71,7 @@ def test_sign_stays_in_its_range_and_parts_what_it_resolves(steep, flat):
     for part in signs:
         value = chebyshev.chebval(value, part)
         assert np.abs(value).max() < 1 + 1e-9
-    resolved = np.abs(x) >= Meaning(random_decoder(SHAPES["gpt2-tiny"]), _program(steep, flat)).threshold
+    resolved = np.abs(x) >= Meaning(weights(SHAPES["gpt2-tiny"]), _program(steep, flat)).threshold
     assert np.abs(value - np.sign(x))[resolved].max() < 0.011
 
 
@@ -106,7 +112,7 @@ def test_simulator_refuses_what_ckks_would_get_wrong():
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
 def test_exact_program_is_the_model(name):
-    decoder = random_decoder(SHAPES[name])
+    decoder = weights(SHAPES[name])
     tokens = texts(SHAPES[name])[0]
     program = build_program(decoder.config, Degrees(), Options(skip=False), 64)
     np.testing.assert_allclose(exact_logits(decoder, program, tokens), PlainDecoder(decoder, 20).advance(tokens), atol=2e-4)
@@ -136,14 +142,14 @@ def test_every_way_generates_the_models_tokens_with_the_predicted_bootstraps(nam
     prompt = texts(SHAPES[name])[0][:5]
     found = decode(meaning, schedule, Simulator(PAPER), prompt, 4)
     assert found.performed == found.predicted
-    plain, logits = PlainDecoder(decoder, 10), None
-    feed = prompt
-    for token, total in zip(found.tokens, found.sums, strict=True):
-        logits = plain.advance(feed)[-1]
-        feed = [token]
-        best = np.sort(logits)[-2:]
-        near = best[1] - best[0] < 2 * meaning.threshold * (meaning.ranges.logits[1] - meaning.ranges.logits[0])
-        assert near or (token == np.argmax(logits) and abs(total - 1) < 0.05)
+    full = build_program(decoder.config, Degrees(), Options(skip=False), 64)
+    logits = exact_logits(decoder, full, [*prompt, *found.tokens[:-1]])[len(prompt) - 1 :]
+    resolved = 2 * meaning.threshold * (meaning.ranges.logits[1] - meaning.ranges.logits[0])
+    for row, token, total in zip(logits, found.tokens, found.sums, strict=True):
+        second, best = np.sort(row)[-2:]
+        if best - second < resolved:  # a near-tie: what follows is of a mixture of tokens
+            break
+        assert token == np.argmax(row) and abs(total - 1) < 0.05
 
 
 @settings(max_examples=12, deadline=None)
@@ -182,7 +188,7 @@ def test_impossible_requests_are_refused(prompt, tokens):
 
 
 def test_calibration_needs_attention():
-    decoder = random_decoder(SHAPES["gpt2-tiny"])
+    decoder = weights(SHAPES["gpt2-tiny"])
     with pytest.raises(UserError, match="passages"):
         calibrate(decoder, _program(3, 2), [[1]])
 

@@ -169,11 +169,7 @@ def test_indexing(ops):
 FIGURES = ("seconds", "messages", "bytes", "irregular_bytes", "dealer_bytes", "dealer_seconds")
 numbers = st.integers(0, 1 << 40)
 costs = st.builds(
-    lambda *figures: (
-        dict(zip(("seconds", "messages", "bytes", "dealer_bytes", "dealer_seconds"), figures[:5], strict=True))
-        | {"modelled": {"lan": figures[5]}}
-    ),
-    *[numbers] * 6,
+    lambda modelled, *figures: dict(zip(FIGURES, figures, strict=True)) | {"modelled": {"lan": modelled}}, *[numbers] * 7
 )
 
 

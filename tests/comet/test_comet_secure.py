@@ -119,9 +119,6 @@ def test_orders_are_renewed(watched):
         np.testing.assert_allclose(new[:3], old[:3][:, where], atol=2**-15)
 
 
-@pytest.mark.xfail(
-    reason="set-up's own token, known to all, shows its blocks in the order that the client's tokens get", strict=True
-)
 def test_set_up_tells_nothing_of_orders(watched):
     """A token that all know, under an order, tells the owner what stands at the places that are active."""
     (set_up, first, _, _), _ = watched
