@@ -1,5 +1,5 @@
 #!/bin/sh
-# Comet end to end: the ReLU model, a prompt of 63 tokens, dense and sparse, on the plugin and on stock SPU's three protocols, with orders
+# Comet end to end: the ReLU model, a prompt of 63 tokens (CHEETAH 9), dense and sparse, on the plugin and on stock SPU's three protocols, with orders
 # that serve 64 tokens and with fresh ones; with drafts; what an order costs for each number of tokens it serves. Run from the
 # repository's root on an idle machine; takes some 25 minutes on two cores. Finished runs are not repeated.
 set -eu
@@ -20,5 +20,4 @@ run semi2k_fresh semi2k --set ops=stock --set sparsity.renew=token --set baselin
 run aby3 aby3
 run aby3_fresh aby3 --set sparsity.renew=token --set baseline=null
 run cheetah cheetah
-run cheetah_fresh cheetah --set sparsity.renew=token --set baseline=null
 python $here/summary.py "$out" "$here"

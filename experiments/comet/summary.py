@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from spu_llm.experiment.schema import load_network
 
 STACKS = ("plugin", "semi2k", "aby3", "cheetah")
-RUNS = ("plugin", "plugin_fresh", "plugin_post", "semi2k", "semi2k_fresh", "aby3", "aby3_fresh", "cheetah", "cheetah_fresh")
+RUNS = ("plugin", "plugin_fresh", "plugin_post", "semi2k", "semi2k_fresh", "aby3", "aby3_fresh", "cheetah")
 NETWORKS = ("100mbps", "wan", "lan", "5gbps")
 OUTPUTS = (1, 4, 16)  # tokens of an answer
 COUNTS = ("compute_seconds", "messages", "bytes")

@@ -71,7 +71,7 @@ def _draw(result: Row, path: Path) -> None:
         _panel(panel, result, name)
     handles, labels = axes.flat[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=80)
 
 
 def _panel(axes: Axes, result: Row, name: str) -> None:
@@ -82,8 +82,8 @@ def _panel(axes: Axes, result: Row, name: str) -> None:
             rows = [row for row in result["rows"] if (row["count"], row["partial"], row["heads"]) == (count, partial, False)]
             points = [(periods.index(_period(row)), row[name]) for row in rows if row[name]]
             rates = [rate["rate"] for _, rate in points]
-            below = [rate["rate"] - rate["baseline"] - rate["low"] for _, rate in points]
-            above = [rate["high"] - rate["rate"] + rate["baseline"] for _, rate in points]
+            below = [max(0, rate["rate"] - rate["baseline"] - rate["low"]) for _, rate in points]
+            above = [max(0, rate["high"] - rate["rate"] + rate["baseline"]) for _, rate in points]
             label = f"{count} count, {'partial' if partial else 'full'} renewal"
             style = {"color": COLOURS[count], "linestyle": "--" if partial else "-", "marker": "s" if partial else "o"}
             axes.errorbar([at for at, _ in points], rates, [below, above], label=label, markersize=4, capsize=2, **style)

@@ -86,12 +86,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for name, style in zip(found["tokens"], ("-", "--"), strict=True):
             part = found["rules"][rule][name]
             label = f"{WHO[rule]}, {name}: 1% at {100 * part['zeros_at_loss']:.0f}% zeros"
-            axes.plot(np.multiply(100, part["zeros"]), part["ratio"], style, marker="o", markersize=4, color=f"C{i}", label=label)
-    axes.axhline(1 + LOSS, color="grey", linewidth=1)
-    axes.set(
-        title="SmolLM2-135M, thresholds fitted on Brown", xlabel="% of hidden units at 0", ylabel="perplexity, of the dense model's"
-    )
-    axes.set(yscale="log", yticks=(1, 1.01, 1.1, 1.5, 2), yticklabels=("1", "1.01", "1.1", "1.5", "2"))
+            excess = 100 * (np.array(part["ratio"]) - 1)
+            axes.plot(np.multiply(100, part["zeros"]), excess, style, marker="o", markersize=4, color=f"C{i}", label=label)
+    axes.axhline(100 * LOSS, color="grey", linewidth=1)
+    axes.set(title="SmolLM2-135M, thresholds fitted on Brown", xlabel="% of hidden units at 0", ylabel="perplexity above dense, %")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=-1)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 

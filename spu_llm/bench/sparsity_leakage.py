@@ -36,7 +36,7 @@ from ..progress import Progress, silent
 Count = Literal["constant", "rounded", "variable"]
 COUNTS: tuple[Count, ...] = ("constant", "rounded", "variable")
 """Which blocks are computed of a token: those above the layer's threshold, filled up or cut to the same number for all tokens, as
-sparse runs do it; or rounded up to a multiple of blocks / 16, the best others added; or exactly these. Heads: the best, as many for
+sparse runs do it; or rounded up to whole buckets, the best others added; or exactly these. Heads: the best, as many for
 all tokens; otherwise those above a score that as many have on average."""
 PERIODS = (1, 4, 16, 64, None)
 KNOWN = 8

@@ -120,7 +120,8 @@ def _layer(
         blocks = above if how == "threshold" else best(above if how == "predicted" else scores, sparsity.active_blocks)
         blocks = blocks | ~rows[:, None]
         hidden = jnp.where(blocks[:, sparsity.block_of], hidden, 0)
-        caught = jnp.where(blocks, masses, 0).sum(-1) / jnp.maximum(masses.sum(-1), 1e-12)
+        whole = masses.sum(-1)
+        caught = jnp.where(whole > 0, jnp.where(blocks, masses, 0).sum(-1) / jnp.maximum(whole, 1e-12), 1)
         tally = jnp.stack([blocks.sum(-1), heads.sum(-1), caught])
         return x + dense(params["down"], hidden), y, jnp.sum(tally * rows, -1) / jnp.maximum(rows.sum(), 1)
 

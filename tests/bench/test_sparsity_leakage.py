@@ -10,6 +10,7 @@ from conftest import TEXT
 
 from spu_llm.bench.sparsity_leakage import COUNTS, Scores, _blocks, _head_limits, _one_word, _part_unknown, read_scores
 from spu_llm.cli import main
+from spu_llm.comet.predictor import bucket
 from spu_llm.comet.prepare import Rule, prepare
 from spu_llm.comet.prepared import LowRank
 from spu_llm.models import load_checkpoint
@@ -83,13 +84,15 @@ def test_masks_are_what_the_predictors_choose(made, checkpoints):
     found, layer = scores.neurons[1], replace(prepared.layers[1], active_blocks=3, threshold=float(np.median(scores.neurons[1])))
     constant, rounded, variable = (_blocks(layer, found, count) for count in COUNTS)
     above = found > layer.threshold
-    assert (variable == above).all() and (constant.sum(-1) == 3).all() and (rounded == variable).mean() > 0.9
+    assert (variable == above).all() and (constant.sum(-1) == 3).all()
     wanted = [[*np.flatnonzero(row), *np.flatnonzero(~row)][:3] for row in above.reshape(-1, 8)]
     assert [sorted(row) for row in wanted] == [list(np.flatnonzero(row)) for row in constant.reshape(-1, 8)]
     wide = replace(layer, threshold=0.5, neurons=LowRank(*(np.zeros((1, 48), np.float32),) * 3, np.zeros(48, np.float32)))
     many = np.random.default_rng(4).standard_normal((5, 12, 48)).astype(np.float32)
     rounded, variable = (_blocks(wide, many, count) for count in ("rounded", "variable"))
-    assert (rounded.sum(-1) % 3 == 0).all() and (rounded >= variable).all() and (rounded.sum(-1) - variable.sum(-1) < 3).all()
+    step = bucket(48)
+    assert step > 1 and (rounded.sum(-1) % step == 0).all()
+    assert (rounded >= variable).all() and (rounded.sum(-1) - variable.sum(-1) < step).all()
 
 
 def test_a_variable_number_of_heads_is_on_average_the_constant_one(made):
