@@ -38,16 +38,16 @@ from spu_llm.models.training import cut_sequences
 from spu_llm.post.align import read_tokens
 from spu_llm.progress import bar
 
-BLOCKS = (16, 32, 64, 128)
+BLOCKS = (32, 64, 128)
 RANKS = (8, 16)
 OBJECTIVES: tuple[Objective, ...] = ("shares", "masses")
 RECALLS = (0.9, 0.95, 0.97, 0.98, 0.99)
 COUNTS = (4, 6, 8, 10, 12, 16, 24)  # of 64 blocks
 HEADS = (7, 6, 5, 4, 2)  # of 8
 HOWS: tuple[How, ...] = ("predicted", "best", "oracle")
-SWEPT = 16384  # tokens of the public text that variants are trained and measured on
-EVERY = 2  # layers that variants are tried in: the first and every second
-HELD_OUT = 8192  # tokens that quality is measured on
+SWEPT = 12288  # tokens of the public text that variants are trained and measured on
+EVERY = 3  # layers that variants are tried in: the first and every third
+HELD_OUT = 6144  # tokens that quality is measured on
 
 
 def main() -> None:
