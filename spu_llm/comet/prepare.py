@@ -153,7 +153,7 @@ def measure(
     sums, counts = (in_blocks(each, order, blocks) for each in (seen, (hidden > 0).astype(np.float32)))
     scores = layer.neurons.scores(found.normed[report])
     plain = in_blocks(seen, np.arange(len(order)), blocks)
-    heads: dict[str, Curve] = {}
+    heads: dict[str, Any] = {}
     if layer.heads is not None and before is not None:
         norms, head_scores = found.heads[report], layer.heads.scores(before[report])
         heads = {"heads_by_score": _curve(recall_curve(head_scores, norms)), "head_oracle": _curve(recall_curve(norms, norms))}

@@ -113,7 +113,7 @@ class LayerSparsity:
             layer = replace(layer, active_heads=heads)
         if measured is None:
             return layer
-        recalls = {
+        recalls: dict[str, Any] = {
             "recall": measured.by_threshold[layer.active_blocks - 1],
             "neuron_recall": measured.neurons_by_threshold[layer.active_blocks - 1],
             "head_recall": measured.heads_by_score[layer.active_heads - 1] if measured.heads_by_score else 1.0,
