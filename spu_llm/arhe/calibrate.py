@@ -116,6 +116,6 @@ def _fitted(meaning: Meaning, program: Program, name: str, span: Range) -> Serie
 
 
 def _widened(low: np.ndarray, high: np.ndarray, margin: float) -> tuple[np.ndarray, np.ndarray]:
-    """The interval, `margin` times as wide about its middle."""
-    middle, half = (low + high) / 2, margin * (high - low) / 2
+    """The interval, `margin` times as wide about its middle; a single value becomes a narrow interval."""
+    middle, half = (low + high) / 2, margin * np.maximum(high - low, 1e-6 + 1e-6 * np.abs(high)) / 2
     return middle - half, middle + half

@@ -166,7 +166,7 @@ class Server:
 
     def _linear(self, op: Op) -> list[Ciphertext]:
         inputs = self.values[op.inputs[0]]
-        function = lambda flat: self._flat(op.output, self.meaning.linear(op, *self._arrays(op, flat), self.span))  # noqa: E731
+        function = lambda flat: self._flat(op.output, self.meaning.linear(op, self._arrays(op, flat)[0], self.span))  # noqa: E731
         return self.backend.linear(inputs, function, self._sizes(op.output))
 
     def _fold(self, op: Op) -> list[Ciphertext]:

@@ -6,7 +6,8 @@ A *series* is a polynomial. Rows begin with the last, so the last row begins the
 The mean that a layer norm takes away is folded into the weights that write the residual stream; a norm's scale and bias into the
 map after it; rotary positions, which are public, into q and k; a softmax is divided after its product with the values, so that the
 sum's reciprocal is computed on one value a row; each function's domain is moved to [-1, 1] by the map before it.
-Where several rows meet several keys (a prompt; no cache), the maps that make q, k and v give them once for each pair too.
+Where several rows meet several keys (a prompt; no cache), the maps that make q, k, v and the weights' sum give them once for each
+pair too, and the output matrix's map adds over positions, since rows of different lengths cannot be added by rotations alone.
 Keys and values of past positions stay encrypted at the level they were made at, and are never refreshed.
 """
 
@@ -28,14 +29,14 @@ _SIGN_DEGREE = 9
 class Options:
     """What is left out or packed.
 
-    `skip`: no work that cannot reach the output (masked pairs; in the last layer every row but the last). `pack`: the pieces of an
-    operand share ciphertexts. `cache`: keys and values of past positions are kept. `league`: in the argmax, each against all others
+    `skip`: no work that cannot reach the output (masked pairs; in the last layer every row but the last). `cache`: keys and values
+    of past positions are kept. `pack`: the pieces of an operand share ciphertexts. `league`: in the argmax, each against all others
     of a group as large as the slots allow, in place of one against one.
     """
 
     skip: bool = True
-    pack: bool = True
     cache: bool = True
+    pack: bool = True
     league: bool = True
 
 
@@ -88,8 +89,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: `inputs` -> `output`, `depth` levels below the lowest input. `block`: operations that run without a bootstrap
-    between them where the levels allow; `feeds`: the series that the result is scaled for."""
+    """One operation: `inputs` -> `output`, `depth` levels below the lowest input.
+
+    Operations of one `block` run without a bootstrap between them where the levels allow; where not, those of one part of it do
+    ("norm/root" and "norm/normed" are parts of "norm"). `feeds`: the series that the result is scaled for.
+    """
 
     name: str
     kind: Kind
@@ -166,11 +170,12 @@ class _Builder:
 
     def _norm(self, part: str, x: str, layout: Layout) -> str:
         """x / sqrt(mean(x^2) + epsilon): the mean square fills the row's slots, so its root's inverse multiplies directly."""
-        self.block = f"{part}.norm"
+        self.block = f"{part}.norm/root"
         square = self._op(f"{part}.square", "product", (x, x), layout)
         root = f"{part}.inverse_root"
         variance = self._op(f"{part}.variance", "linear", (square,), layout, feeds=root)
         self._series(root, variance, self.degrees.inverse_root, layout)
+        self.block = f"{part}.norm/normed"
         return self._op(f"{part}.normed", "product", (x, root), layout)
 
     def _layer(self, layer: str, x: str, last: bool) -> str:
@@ -210,10 +215,11 @@ class _Builder:
         c = self.config
         row = Layout(c.heads, c.head_width, last=last)
         wide = Layout(c.heads, c.head_width, last=last, pairs=True)
-        self.block = f"{layer}.mix"
+        self.block = f"{layer}.mix/reciprocal"
         reciprocal = f"{layer}.reciprocal"
         total = self._op(f"{layer}.total", "linear", (e,), row, feeds=reciprocal)
         self._series(reciprocal, total, self.degrees.reciprocal, row)
+        self.block = f"{layer}.mix/mixed"
         spread = self._op(f"{layer}.spread", "linear", (e,), wide)
         weighed = self._op(f"{layer}.weighed", "product", (spread, f"{layer}.v"), wide)
         mix = self._op(f"{layer}.mix", "fold", (weighed,), row)

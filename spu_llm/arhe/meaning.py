@@ -215,7 +215,7 @@ class Meaning:
 
     def _best(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
         """The largest logit, less half of what a sign tells apart, on every logit's slots."""
-        return np.broadcast_to(x, (1, 1, self.program.candidates)) - self.threshold
+        return np.broadcast_to(x[-1:], (1, 1, self.program.candidates)) - self.threshold
 
     def _next(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
         return self.embedded(x[0, :, : self.config.vocabulary], span.past + span.new)

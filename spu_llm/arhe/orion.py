@@ -31,7 +31,8 @@ def shortest(schedule: Schedule, span: Span) -> tuple[Refresh, ...]:
     """
     program, parameters = schedule.program, schedule.parameters
     last = _last_uses(program)
-    live, states = [START], {(schedule.levels[START],): _Path(0, None)}
+    live = [START]
+    states: dict[State, _Path] = {(schedule.levels[START],): _Path(0, None)}
     for number, op in enumerate(program.ops):
         states = _refreshed(states, live, number, program, parameters, span)
         wanted = [value for value in [*live, op.output] if last.get(value, -1) > number or value == END]

@@ -2,8 +2,9 @@
 
 The rule. A program is cut into blocks (`graph.Op.block`) at its narrowest values. Before a block, a value it takes is refreshed if,
 and only if, it has fewer levels than its longest path through the block spends. A block that is deeper than a bootstrap's levels
-falls apart into its operations. Levels do not depend on the context, so neither does the place of any bootstrap: only how many
-ciphertexts stand there does, ceil(values / slots), with values linear in new positions, or in pairs of a new and an attended one.
+falls apart into its parts, these into operations. Levels do not depend on the context, so neither does the place of any bootstrap:
+only how many ciphertexts stand there does, ceil(values / slots), with values linear in new positions, or in pairs of a new and an
+attended one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from ..errors import UserError
 from .graph import END, START, Op, Program, Span
@@ -95,11 +97,11 @@ def place(program: Program, parameters: CkksParameters) -> Schedule:
                 "lower its degree, or give more levels"
             )
     blocks = _blocks(program, parameters.usable)
-    for start in range(parameters.levels, -1, -1):
+    for start in range(parameters.levels, parameters.reserve - 1, -1):
         refreshes, levels = _walk(program, parameters, blocks, start)
         if levels[END] >= start:
             return Schedule(program, parameters, tuple(refreshes), levels)
-    raise AssertionError("a step that starts at level 0 refreshes its start, so it ends at level 0 or above")
+    raise AssertionError("no step ends below the reserve, so one that starts there can be repeated")
 
 
 Block = tuple[int, int, dict[str, int]]
@@ -108,20 +110,38 @@ Block = tuple[int, int, dict[str, int]]
 
 def _blocks(program: Program, usable: int) -> list[Block]:
     """The program's blocks, last first examined: what a stored value must be left with is known from where it is used."""
-    cuts = [i for i, op in enumerate(program.ops) if i == 0 or op.block != program.ops[i - 1].block] + [len(program.ops)]
     stored = dict.fromkeys(program.stored, 0)
     blocks: list[Block] = []
-    for first, end in reversed(list(pairwise(cuts))):
-        needs = _needs(program.ops[first:end], stored)
-        if max(needs.values()) <= usable:
-            found = [(first, end, needs)]
-        else:
-            found = [(i, i + 1, _needs(program.ops[i : i + 1], stored)) for i in range(first, end)]
-        for block in found:
+    for first, end in reversed(_runs(program.ops, 0, len(program.ops), "whole")):
+        for block in reversed(_fitting(program.ops, first, end, stored, usable)):
             for value in stored.keys() & block[2].keys():
                 stored[value] = max(stored[value], block[2][value])
-        blocks += reversed(found)
+            blocks.append(block)
     return blocks[::-1]
+
+
+Cut = Literal["whole", "parts", "single"]
+"""Which operations stay together: of one block, of one part of a block, none."""
+_FINER: dict[Cut, Cut] = {"whole": "parts", "parts": "single"}
+
+
+def _runs(ops: list[Op], first: int, end: int, cut: Cut) -> list[tuple[int, int]]:
+    """Operations first to end in runs that stay together."""
+
+    def name(number: int) -> object:
+        block = ops[number].block
+        return {"whole": block.split("/")[0], "parts": block, "single": number}[cut]
+
+    cuts = [i for i in range(first, end) if i == first or name(i) != name(i - 1)]
+    return list(pairwise([*cuts, end]))
+
+
+def _fitting(ops: list[Op], first: int, end: int, stored: dict[str, int], usable: int, cut: Cut = "whole") -> list[Block]:
+    """A run as one block, or cut finer where it spends more levels than there are."""
+    needs = _needs(ops[first:end], stored)
+    if max(needs.values()) <= usable or cut == "single":
+        return [(first, end, needs)]
+    return [block for run in _runs(ops, first, end, _FINER[cut]) for block in _fitting(ops, *run, stored, usable, _FINER[cut])]
 
 
 def _needs(ops: list[Op], stored: dict[str, int]) -> dict[str, int]:

@@ -116,7 +116,7 @@ def _possible(schedule, chosen):
         now[op.output] = min(now[value] for value in op.inputs) - op.depth
         if now[op.output] < (parameters.reserve if op.depth else 0):
             return False
-    return now[END] >= now[START]
+    return now[END] >= schedule.levels[START]
 
 
 @pytest.mark.parametrize("steep", [2, 3])
@@ -125,7 +125,7 @@ def test_gpt2_small_stays_far_below_the_papers_count(levels, steep):
     parameters = replace(PAPER, levels=levels)
     found = planned(SHAPES["gpt2-small"], parameters, Degrees(steep=steep), Options(), 33)
     assert found["bootstraps_step"] < 1072 / 5
-    assert found["shortest_path"]["bootstraps_step"] <= found["bootstraps_step"] <= 1.1 * found["shortest_path"]["bootstraps_step"]
+    assert found["shortest_path"]["bootstraps_step"] <= found["bootstraps_step"] <= 1.15 * found["shortest_path"]["bootstraps_step"]
     ladder = [rung["bootstraps_step"] for name, rung in found["ladder"].items() if not name.startswith("without")]
     assert all(a >= b for a, b in pairwise(ladder))
     assert sum(found["step_by_part"].values()) == found["bootstraps_step"]

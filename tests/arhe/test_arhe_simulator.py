@@ -140,7 +140,7 @@ def test_simulated_logits_are_near_the_models(name):
 def test_every_way_generates_the_models_tokens_with_the_predicted_bootstraps(name, chosen):
     decoder, schedule, meaning = prepared(SHAPES[name], chosen)
     prompt = texts(SHAPES[name])[0][:5]
-    found = decode(meaning, schedule, Simulator(PAPER), prompt, 4)
+    found = decode(meaning, schedule, Simulator(PAPER), prompt, 3)
     assert found.performed == found.predicted
     full = build_program(decoder.config, Degrees(), Options(skip=False), 64)
     logits = exact_logits(decoder, full, [*prompt, *found.tokens[:-1]])[len(prompt) - 1 :]
@@ -152,14 +152,22 @@ def test_every_way_generates_the_models_tokens_with_the_predicted_bootstraps(nam
         assert token == np.argmax(row) and abs(total - 1) < 0.05
 
 
-@settings(max_examples=12, deadline=None)
+class Unbounded(Simulator):
+    """Without ranges: counts and levels do not depend on values, and those of random shapes wander."""
+
+    def within(self, x, bound):
+        pass
+
+
+@settings(max_examples=8, deadline=None)
 @given(decoders(largest=2), options, st.integers(6, 9), st.integers(8, 13), st.integers(0, 1), st.integers(1, 4))
 def test_performed_is_predicted_for_any_shape(config, options, log_ring, levels, reserve, length):
-    """Small rings: values of many ciphertexts. Ranges are wide, since tokens of random shapes wander."""
+    """Small rings: values of many ciphertexts."""
     parameters = CkksParameters(log_ring=log_ring, levels=levels, reserve=reserve)
-    _, schedule, meaning = prepared(config, options, parameters, Degrees(inverse_root=13, reciprocal=13, activation=13), 4.0)
-    backend = Simulator(parameters)
-    found = decode(meaning, schedule, backend, texts(config)[0][:length], 3)
+    _, schedule, meaning = prepared(config, options, parameters, Degrees(5, 5, 1, 5, 5, 2, 1))
+    backend = Unbounded(parameters)
+    with np.errstate(all="ignore"):
+        found = decode(meaning, schedule, backend, texts(config)[0][:length], 3)
     assert found.performed == found.predicted
     assert backend.lowest >= reserve
 
@@ -177,7 +185,7 @@ def test_a_value_out_of_range_is_named():
     series = meaning.ranges.series["layer1.activation"]
     meaning.ranges.series["layer1.activation"] = replace(series, low=series.low / 8, high=series.high / 8)
     with pytest.raises(UserError, match=r"layer1\.activation: a value of .* calibrate"):
-        decode(meaning, schedule, Simulator(PAPER), [1, 2, 3, 4, 5], 1)
+        decode(meaning, schedule, Simulator(PAPER), texts(SHAPES["gpt2-tiny"])[0], 1)
 
 
 @pytest.mark.parametrize("prompt, tokens", [([], 1), ([97], 1), ([-1], 1), ([1] * 200, 58)])
@@ -194,7 +202,7 @@ def test_calibration_needs_attention():
 
 
 def cli(*arguments):
-    return CliRunner(mix_stderr=False).invoke(main, arguments)
+    return CliRunner().invoke(main, arguments)
 
 
 def test_command_line_plans_and_simulates():
