@@ -7,7 +7,7 @@ demo: setup
 
 test: setup
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # SecretFlow on Ray, in an environment of its own (see requirements/ray.txt).
 test-ray: .venv-ray/installed

@@ -143,10 +143,10 @@ def test_id_lookup_is_cheapest_at_its_block_size(checkpoints):
 
 
 def test_smollm2():
-    """Real weights in the 64-bit ring, eight of the model's thirty layers, whose outliers are the largest."""
+    """Real weights in the 64-bit ring: the first four of the model's thirty layers, among them those that make its outliers."""
     model = load_model("smollm2")
     checkpoint = load_checkpoint(model.locate())
-    whole, layers = checkpoint.decoder, 8
+    whole, layers = checkpoint.decoder, 4
     cut = Decoder(dataclasses.replace(whole.config, layers=layers), {**whole.params, "layers": whole.params["layers"][:layers]})
     prompt = checkpoint.tokenizer.encode("One, two, three, four,")
     session, secure, plain = both(cut, ProtocolConfig(), prefix=model.prefix, capacity=32)
@@ -157,4 +157,4 @@ def test_smollm2():
             found.append(secure.advance([found[0][-1].argmax()]))
     wanted = [plain.advance(prompt)[-1:], plain.advance([found[0][-1].argmax()])]
     assert max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True)) < 0.05
-    assert decode.bytes < 40e6, "weights are 0.45 GB in this ring: they must not be sent again"
+    assert decode.bytes < 30e6, "weights are 0.34 GB in this ring: they must not be sent again"
