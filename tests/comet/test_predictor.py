@@ -38,7 +38,9 @@ def recall(scores, masses, count=ACTIVE):
 @pytest.mark.parametrize("objective", ["shares", "best", "masses"])
 def test_a_planted_map_is_recovered(objective):
     y, masses = planted()
-    found = train_predictor(y, masses, ACTIVE, PredictorConfig(rank=RANK, objective=objective, epochs=60, patience=20, batch=256, rate=1e-2))
+    found = train_predictor(
+        y, masses, ACTIVE, PredictorConfig(rank=RANK, objective=objective, epochs=60, patience=20, batch=256, rate=1e-2)
+    )
     assert found.first.shape == (WIDTH, RANK) and found.second.shape == (RANK, OUTPUTS)
     assert all(part.dtype == np.float32 for part in found)
     oracle = recall(masses.report, masses.report)
