@@ -28,14 +28,13 @@ from .encoded import Part, encoded_layer, with_predictors
 from .fixed_sparse import Heads, Neurons, SparseParams, SparsePlan, sparse_block
 from .gate import in_format
 from .prepared import LayerSparsity, LowRank
+from .renewal import SHUFFLE, Renewing, active_heads
 
-SHUFFLE = "shuffle"
-"""The phase that renewing orders is booked to."""
 _PLAIN = ("query_bias", "key_value_bias", "slopes", "second_bias", "up_bias")
 """Parts that are plain shares; the others are masked operands."""
 
 
-class SparseAssistedDecoder(AssistedDecoder):
+class SparseAssistedDecoder(Renewing, AssistedDecoder):
     """An OPT decoder that computes the heads and blocks of neurons that `sparsity` predicts, in new orders every `renew` tokens.
 
     What each party learns beyond `AssistedDecoder`'s: in every layer, for every token, which heads and which blocks are active,
@@ -47,17 +46,8 @@ class SparseAssistedDecoder(AssistedDecoder):
         super().__init__(*args, **kwargs)
         refuse_family(self.decoder.config)
         self._sparsity = in_format(self.decoder, sparsity)
-        self._renew = renew
-        self._since = 0
+        self.renew_after = renew
         self._shuffled: list[dict[str, dict[str, Part]]] = []
-
-    def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
-        self._count(len(tokens))
-        return super().advance(tokens, last_only)
-
-    def score(self, tokens: Sequence[int]) -> None:
-        self._count(len(tokens))
-        super().score(tokens)
 
     def renew(self, progress: Progress = silent) -> None:
         """Put heads and blocks of every layer into new secret orders."""
@@ -67,19 +57,13 @@ class SparseAssistedDecoder(AssistedDecoder):
             for call in progress(calls, "shuffling", "part"):
                 self.assisted.run_all([call])
 
-    def _count(self, tokens: int) -> None:
-        """Renew the orders where these tokens would be more than they serve."""
-        if self._renew is not None and self._since and self._since + tokens > self._renew:
-            self.renew()
-        self._since += tokens
-
     def place_weights(self, progress: Progress = silent) -> None:
         super().place_weights(progress)
         self.renew(progress)
 
     def run_layers(self, n: int) -> None:
         every = np.broadcast_to(np.arange(self.decoder.config.heads), (n, self.decoder.config.heads))
-        self.session.publish(_active(None), every)
+        self.session.publish(active_heads(None), every)
         super().run_layers(n)
 
     # Set-up
@@ -131,9 +115,9 @@ class SparseAssistedDecoder(AssistedDecoder):
 
     def _call(self, i: int, n: int, where: Sequence[Any]) -> Call:
         cache, following = self._cache[i], self._following(i, slots=False)
-        active = _active(None if self._sparsity[i].heads is None else i)
+        active = active_heads(None if self._sparsity[i].heads is None else i)
         arguments = [self._layers[i], following, "x", cache, active, *where]
-        results = ["x", cache.keys.raw, cache.values.raw, *([] if following is None else [_active(i + 1)])]
+        results = ["x", cache.keys.raw, cache.values.raw, *([] if following is None else [active_heads(i + 1)])]
         return Call(self.layer_program(n, self._kinds[i]), arguments, results, {"start": self.rows.written})
 
     def _following(self, i: int, slots: bool) -> tuple[Fixed, Fixed] | None:
@@ -179,11 +163,6 @@ class SparseAssistedDecoder(AssistedDecoder):
         return self._compiled(
             (SHUFFLE, shapes), lambda: self.assisted.compile(f"{SHUFFLE} {kind}", shuffle, (slots, cache), tuple(keeps))
         )
-
-
-def _active(layer: int | None) -> str:
-    """The public variable with the numbers of a layer's active heads; of all heads where none are predicted."""
-    return "active.all" if layer is None else f"active.{layer}"
 
 
 def _name(i: int, kind: str, name: str, part: Part) -> Fixed:

@@ -21,12 +21,10 @@ from ..progress import Progress, silent
 from ..runtime import Program, Session, Slot
 from .network import SparseNetwork
 from .orders import ORDERS, forget_opened, keep_opened, share_orders
-
-SHUFFLE = "shuffle"
-"""The phase that renewing orders is booked to."""
+from .renewal import SHUFFLE, Renewing, active_heads
 
 
-class SparseSecureDecoder(SecureDecoder):
+class SparseSecureDecoder(Renewing, SecureDecoder):
     """An OPT decoder that computes predicted heads and blocks of neurons, in new orders every `renew` tokens.
 
     What each party learns beyond `SecureDecoder`'s: in every layer, for every token, which blocks are active, and in passes of one
@@ -38,17 +36,8 @@ class SparseSecureDecoder(SecureDecoder):
     ):
         super().__init__(session, network.decoder, capacity, prefix, network)  # type: ignore[arg-type]
         self._plans = network.plans
-        self._renew = renew
-        self._since = 0
+        self.renew_after = renew
         self._opened: set[tuple[int, str]] = set()
-
-    def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
-        self._count(len(tokens))
-        return super().advance(tokens, last_only)
-
-    def score(self, tokens: Sequence[int]) -> None:
-        self._count(len(tokens))
-        super().score(tokens)
 
     def renew(self, progress: Progress = silent) -> None:
         """Put heads and blocks of every layer into new secret orders."""
@@ -57,12 +46,6 @@ class SparseSecureDecoder(SecureDecoder):
             work = [(i, kind) for i in range(len(self._plans)) for kind in ("heads", "neurons")]
             for i, kind in progress(work, "shuffling", "part"):
                 self._shuffle(i, kind)
-
-    def _count(self, tokens: int) -> None:
-        """Renew the orders where these tokens would be more than they serve."""
-        if self._renew is not None and self._since and self._since + tokens > self._renew:
-            self.renew()
-        self._since += tokens
 
     def _share_cache(self, progress: Progress) -> None:
         super()._share_cache(progress)
@@ -90,15 +73,15 @@ class SparseSecureDecoder(SecureDecoder):
 
     def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         every = np.broadcast_to(np.arange(self.decoder.config.heads), (n, self.decoder.config.heads))
-        self.session.publish(_active(None), every.astype(np.int64))
+        self.session.publish(active_heads(None), every.astype(np.int64))
         place = self._window(n)
         names = Window(*(f"window.{field}" for field in Window._fields))
         for name, value in zip(names, place, strict=True):
             self.session.publish(name, value)
         for i in order(range(len(self._cache))):
             kept, following = self._cache[i], self._following(self._params, i)
-            active = _active(i if i and self._plans[i - 1].next_heads else None)
-            results = ("x", kept, *([] if following is None else [_active(i + 1)]))
+            active = active_heads(i if i and self._plans[i - 1].next_heads else None)
+            results = ("x", kept, *([] if following is None else [active_heads(i + 1)]))
             arguments = (self._params["layers"][i], following, "x", kept, active, names)
             self.session.run(self._layer_program(n, place, i), arguments, results)
 
@@ -117,11 +100,6 @@ class SparseSecureDecoder(SecureDecoder):
         following = self._following({"layers": self._slots["layers"]}, i)
         slots = self._slots["layers"][i], following, Slot((n, config.width)), cache, active, public
         return self.session.compile(f"layer {self._network.kind(i)}", self._network.layer(i), slots)
-
-
-def _active(layer: int | None) -> str:
-    """The public variable with the numbers of a layer's active heads; of all heads where none are predicted."""
-    return "active.all" if layer is None else f"active.{layer}"
 
 
 def _shuffled(size: int, parts: Params, cache: LayerCache | None, client: Any, owner: Any) -> tuple[Params, LayerCache | None]:

@@ -9,10 +9,11 @@ import numpy as np
 
 from ..bench.sparse import How, layer_parts
 from ..bench.sparse_case import SparseModel
-from ..comet.assisted import SHUFFLE, SparseAssistedDecoder
+from ..comet.assisted import SparseAssistedDecoder
 from ..comet.assisted_fresh import FreshAssistedDecoder
 from ..comet.network import all_heads, sparse_network
 from ..comet.prepared import Prepared
+from ..comet.renewal import SHUFFLE
 from ..comet.secure import SparseSecureDecoder
 from ..comet.secure_fresh import FreshSecureDecoder
 from ..generation import AssistedDecoder, SecureDecoder

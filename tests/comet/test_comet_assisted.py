@@ -10,8 +10,9 @@ from jax.experimental import enable_x64
 from opt_reference import run, tiny
 from sparse_cases import calibrated, chooser, separated
 
-from spu_llm.comet.assisted import SHUFFLE, SparseAssistedDecoder
+from spu_llm.comet.assisted import SparseAssistedDecoder
 from spu_llm.comet.prepared import LayerSparsity
+from spu_llm.comet.renewal import SHUFFLE
 from spu_llm.comet.sparse_plain import SparseReader
 from spu_llm.errors import UserError
 from spu_llm.models import Decoder, PlainDecoder

@@ -6,7 +6,8 @@ from opt_reference import run, tiny
 from sparse_cases import chooser, separated
 
 from spu_llm.comet.network import sparse_network
-from spu_llm.comet.secure import SHUFFLE, SparseSecureDecoder
+from spu_llm.comet.renewal import SHUFFLE
+from spu_llm.comet.secure import SparseSecureDecoder
 from spu_llm.runtime import ProtocolConfig, Session
 
 PREFIX = (7, 8)
