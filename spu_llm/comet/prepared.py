@@ -6,22 +6,17 @@ fitted to what the model computes. It is written so that its owner alone can rea
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ..errors import UserError
 from ..models.config import DecoderConfig
+from ..models.owner_file import content_sum, open_owner_file, write_owner_file
 
 VERSION = 1
 BUCKETS = 32
@@ -154,26 +149,16 @@ class Prepared:
         tensors = {name: value for i, layer in enumerate(self.layers) for name, value in _tensors(i, layer)}
         head = _Head(self.model, self.digest, self.facts, tuple(_public(layer) for layer in self.layers))
         facts = TypeAdapter(_Head).dump_json(head).decode()
-        metadata = {"kind": _KIND, "version": str(VERSION), "facts": facts, "sum": _sum(facts, tensors)}
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(save(tensors, metadata))
-            part.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+        write_owner_file(path, _KIND, VERSION, facts, tensors)
 
     @classmethod
     def load(cls, path: Path) -> Prepared:
         """A file as it was saved; `check` says whether it is a model's. Raises UserError for a file that is none of ours."""
-        with _opened(path) as file:
+        with open_owner_file(path, _REMEDY) as file:
             metadata = file.metadata() or {}
             head = _head(path, metadata)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-        if _sum(metadata["facts"], tensors) != metadata.get("sum"):
+        if content_sum(metadata["facts"], tensors) != metadata.get("sum"):
             raise UserError(f"{path}: damaged; {_REMEDY} anew")
         try:
             layers = tuple(_layer(tensors, i, public) for i, public in enumerate(head.layers))
@@ -251,15 +236,6 @@ def _layer(tensors: Mapping[str, np.ndarray], i: int, public: _Public) -> LayerS
     return LayerSparsity(order, neurons, public.active_blocks, heads, public.active_heads, public.threshold, public.measured)
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, "numpy")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {_REMEDY}") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: truncated or not a prepared file ({error}); {_REMEDY} anew") from None
-
-
 def _head(path: Path, metadata: Mapping[str, str]) -> _Head:
     if metadata.get("kind") != _KIND:
         raise UserError(f"{path}: holds tensors, but is not a file of Comet; {_REMEDY}")
@@ -269,13 +245,3 @@ def _head(path: Path, metadata: Mapping[str, str]) -> _Head:
         return TypeAdapter(_Head).validate_json(metadata["facts"])
     except (KeyError, ValidationError):
         raise UserError(f"{path}: damaged; {_REMEDY} anew") from None
-
-
-def _sum(facts: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over all of the file's contents, which the format itself does not check."""
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(json.dumps([name, str(value.dtype), value.shape]).encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()

@@ -6,23 +6,17 @@ prefix rows are made of weights. It is written so that its owner alone can read 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ..errors import UserError
 from ..models.cache import LayerCache
 from ..models.calibration import Calibration, LayerRanges, Reference
+from ..models.owner_file import content_sum, open_owner_file, write_owner_file
 from ..models.plan_check import RangeReport
 from .maxima import MaximaReport
 from .prefix import Trial
@@ -118,26 +112,16 @@ def save_prepared(prepared: Prepared, path: Path) -> None:
     """Write the file whole or not at all, for its owner alone. Raises UserError where it cannot be written."""
     tensors = _tensors(prepared)
     facts = TypeAdapter(Facts).dump_json(prepared.facts).decode()
-    metadata = {"kind": _KIND, "version": str(VERSION), "facts": facts, "sum": _sum(facts, tensors)}
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(save(tensors, metadata))
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+    write_owner_file(path, _KIND, VERSION, facts, tensors)
 
 
 def load_prepared(path: Path, checkpoint: str) -> Prepared:
     """The file of the model whose `content_digest` is given. Raises UserError for a file that is not that."""
-    with _opened(path) as file:
+    with open_owner_file(path, _REMEDY) as file:
         metadata = file.metadata() or {}
         facts = _facts(path, metadata)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-    if _sum(metadata["facts"], tensors) != metadata.get("sum"):
+    if content_sum(metadata["facts"], tensors) != metadata.get("sum"):
         raise UserError(f"{path}: damaged; {_REMEDY} anew")
     if facts.checkpoint != checkpoint:
         raise UserError(
@@ -151,17 +135,8 @@ def load_prepared(path: Path, checkpoint: str) -> Prepared:
 
 def read_prefix(path: Path) -> tuple[int, ...]:
     """The prefix that a file gives, before its model is at hand. Raises UserError for what is no prepared file."""
-    with _opened(path) as file:
+    with open_owner_file(path, _REMEDY) as file:
         return _facts(path, file.metadata() or {}).prefix
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, "numpy")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {_REMEDY}") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: truncated or not a prepared file ({error}); {_REMEDY} anew") from None
 
 
 def _facts(path: Path, metadata: Mapping[str, str]) -> Facts:
@@ -180,13 +155,3 @@ def _tensors(prepared: Prepared) -> dict[str, np.ndarray]:
     for i, rows in enumerate(prepared.prefix_rows):
         found |= {f"prefix.{i}.{part}": np.ascontiguousarray(value) for part, value in rows._asdict().items()}
     return found
-
-
-def _sum(facts: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over all of the file's contents, which the format itself does not check."""
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(json.dumps([name, str(value.dtype), value.shape]).encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
