@@ -20,7 +20,7 @@ from ..models.fixed_block import BITS, STREAM_BITS, Angles, BlockPlan, biased
 from ..primitives.active import active_contract
 from ..primitives.attention import Place, RowCache, attend_active
 from ..primitives.choose import choose
-from ..primitives.compare import relu
+from ..primitives.compare import less, relu
 from ..primitives.contract import contract
 from ..primitives.disclose import disclose, places
 from ..primitives.fixed import Fixed
@@ -123,6 +123,30 @@ def sparse_block(
     return x, cache, _best_heads(z[:, rank:], *following, plan.next_heads)
 
 
+def gated_attention(
+    plan: SparsePlan,
+    params: SparseParams,
+    following: tuple[Fixed, Fixed] | None,
+    x: Fixed,
+    cache: RowCache,
+    active: Any,
+    place: Place,
+    angles: Angles,
+) -> tuple[Any, ...]:
+    """The layer's first half where the count of blocks varies: x, the cache, and 1 where a block scores above 0: int64 [n, places].
+
+    The third is public, in the secret order. A fourth: the next layer's heads, where `following` predicts them.
+    """
+    x, cache, z = sparse_attention(plan, params, x, cache, active, place, angles)
+    rank = params.second.shape[0]
+    scores = _scores(z[:, :rank], params.second, params.second_bias)
+    above = less(scores.with_raw(jnp.zeros_like(scores.raw)), scores, SIZE_BITS)
+    mask = disclose(contract("nb,pb->np", above, params.neurons.order))
+    if following is None or plan.next_heads is None:
+        return x, cache, mask
+    return x, cache, mask, _best_heads(z[:, rank:], *following, plan.next_heads)
+
+
 def sparse_attention(
     plan: SparsePlan, params: SparseParams, x: Fixed, cache: RowCache, active: Any, place: Place, angles: Angles
 ) -> tuple[Fixed, RowCache, Any]:
@@ -176,13 +200,16 @@ def _ffn(tables: BlockPlan, params: SparseParams, x: Fixed, index: Any) -> Fixed
 
 def chosen_blocks(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Fixed:
     """[n, blocks] 1 for blocks that score above 0, filled up or cut to `count` in the owner's order: secret."""
-    return choose(contract("nr,rb->nb", z, second, SCORE_BITS) + bias, count, SIZE_BITS)
+    return choose(_scores(z, second, bias), count, SIZE_BITS)
 
 
 def _best_heads(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Any:
     """Places [n, count] of the best-scoring heads, which are few: all pairs are compared."""
-    scores = contract("nr,rb->nb", z, second, SCORE_BITS) + bias
-    return places(disclose(top_k_mask(scores, count, SIZE_BITS)), count)
+    return places(disclose(top_k_mask(_scores(z, second, bias), count, SIZE_BITS)), count)
+
+
+def _scores(z: Fixed, second: Fixed, bias: Fixed) -> Fixed:
+    return contract("nr,rb->nb", z, second, SCORE_BITS) + bias
 
 
 def _at(x: Fixed, index: Any) -> Fixed:

@@ -30,7 +30,7 @@ from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
 from .owner import measured, prepared_file
 from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
 from .schema import Experiment
-from .sparsity import bytes_ratio, layer_shares, sparse_assisted, sparse_metrics, sparse_secure, sparsity_file
+from .sparsity import bucket_metrics, bytes_ratio, layer_shares, sparse_assisted, sparse_metrics, sparse_secure, sparsity_file
 
 _PATIENCE = 60.0  # seconds to wait for material that its dealer is still making
 _DISK_FACTOR = 2.5  # LevelDB writes each opened weight to its log and to a table, and merges tables now and then
@@ -92,6 +92,7 @@ def measure(
         metrics["post"] = post_metrics(experiment, phases, post.rounds)
     if experiment.sparsity is not None:
         metrics["comet"] = sparse_metrics(experiment, phases, checkpoint.decoder.config)
+        metrics["comet"] |= bucket_metrics(secure)
         metrics["comet"] |= layer_shares(experiment, checkpoint, prompt, progress)
     metrics["text"] = text.text
     before, tokens = [*experiment.prefix, *prompt], [step.token for step in steps]

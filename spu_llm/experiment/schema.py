@@ -80,12 +80,24 @@ class SparsityConfig(BaseModel):
     file: of `spu-llm prepare comet`, by its path or by its name in configs/comet. renew: `token`, a fresh secret order of blocks
     for every token, by which nothing is told, and no head is skipped; or tokens that an order of heads and blocks serves before
     weights are shuffled anew, or `request`: the whole generation. These are faster, and what they tell stands in docs/leakage.md.
+    count: `constant`, as many blocks of a layer for every token; or `variable`, those that score above the threshold, filled up to
+    the next of a few sizes: fewer, but how many names tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: Path
     renew: Annotated[int, Field(ge=1)] | Literal["token", "request"] = "token"
+    count: Literal["constant", "variable"] = "constant"
+
+    @model_validator(mode="after")
+    def _lasting(self) -> SparsityConfig:
+        if self.count == "variable" and self.renew == "token":
+            raise ValueError(
+                "count variable tells more than a fresh order for every token hides: set renew to a number of tokens, or leave "
+                "count out"
+            )
+        return self
 
     @property
     def tokens(self) -> int | None:
@@ -176,6 +188,8 @@ class Experiment(BaseModel):
                 "sparsity runs with the parties as threads, and a dealer at hand if any: leave material out, set ops: plugin or "
                 "stock, processes: false and a network of mode model"
             )
+        if self.sparsity is not None and self.sparsity.count == "variable" and self.ops != "plugin":
+            raise ValueError(f"sparsity.count variable is for ops plugin, not {self.ops}; leave it out or set ops: plugin")
         if self.decoding is not None and self.material is not None:
             raise ValueError("material dealt ahead is for passes of one token, not for drafts; leave material or decoding out")
         if self.decoding is not None and self.apart and self.decoding.disclosure != "distribution":

@@ -11,6 +11,7 @@ from ..bench.sparse import How, layer_parts
 from ..bench.sparse_case import SparseModel
 from ..comet.assisted import SparseAssistedDecoder
 from ..comet.assisted_fresh import FreshAssistedDecoder
+from ..comet.assisted_variable import VariableAssistedDecoder
 from ..comet.network import all_heads, sparse_network
 from ..comet.prepared import Prepared
 from ..comet.renewal import SHUFFLE
@@ -57,6 +58,8 @@ def sparse_assisted(
     parts = session, decoder, calibration, capacity, experiment.prefix, ranges
     if experiment.sparsity.renew == "token":
         return FreshAssistedDecoder(*parts, sparsity=layers)
+    if experiment.sparsity.count == "variable":
+        return VariableAssistedDecoder(*parts, sparsity=layers, renew=renew)
     return SparseAssistedDecoder(*parts, sparsity=layers, renew=renew)
 
 
@@ -79,6 +82,7 @@ def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder:
         "active_blocks": [layer.active_blocks for layer in layers],
         "active_heads": heads,
         "renew": experiment.sparsity.renew,
+        "count": experiment.sparsity.count,
         "shuffles": {
             "seconds": seconds_on(experiment.network, shuffle),
             "compute_seconds": shuffle.seconds + dealt.seconds,
@@ -89,14 +93,22 @@ def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder:
     }
 
 
+def bucket_metrics(decoder: SecureDecoder | AssistedDecoder) -> dict[str, Any]:
+    """Where the count of blocks varies: the share that was computed, and of these the share that only filled a bucket up."""
+    if not isinstance(decoder, VariableAssistedDecoder):
+        return {}
+    return {"active_share": decoder.filled.share, "bucket_waste": decoder.filled.waste}
+
+
 def layer_shares(experiment: Experiment, checkpoint: Checkpoint, prompt: Sequence[int], progress: Progress) -> dict[str, Any]:
     """Of the middle layer and one token after the prompt, measured once more, part by part (bench/sparse.py).
 
     ffn_speedup, ffn_bytes_ratio: the dense feed-forward part over the sparse one; predictor_share, predictor_bytes_share: of the
-    sparse layer. Seconds are the network's. Nothing for fresh orders, which that benchmark does not take apart.
+    sparse layer. Seconds are the network's. Nothing for fresh orders and varying counts, which that benchmark does not take apart.
     """
-    assert experiment.sparsity is not None
-    if experiment.sparsity.renew == "token" or experiment.ops == "generic":
+    sparsity = experiment.sparsity
+    assert sparsity is not None
+    if sparsity.renew == "token" or sparsity.count == "variable" or experiment.ops == "generic":
         return {}
     plugin = experiment.ops == "plugin"
     calibration = measured(experiment, checkpoint, progress)[0] if plugin else None

@@ -271,7 +271,10 @@ class AssistedDecoder:
         names = jax.tree_util.tree_map_with_path(lambda path, _: "window." + path_name(path), where)
         for name, value in zip(*map(jax.tree_util.tree_leaves, (names, where)), strict=True):
             self.session.publish(name, value)
-        self.assisted.run_all([self._call(i, n, names) for i in range(len(self._layers))])
+        self._run_layers(n, names)
+
+    def _run_layers(self, n: int, where: Sequence[Any]) -> None:
+        self.assisted.run_all([self._call(i, n, where) for i in range(len(self._layers))])
 
     def _call(self, i: int, n: int, where: Sequence[Any]) -> Call:
         """The run of layer i on n tokens; `where` names what is public of their positions."""

@@ -162,6 +162,9 @@ class EmulatedSession(Session):
     def place_made(self, name: str, make: Callable[[Any], np.ndarray]) -> None:
         self.place(name, [make(party) for party in self.parties])
 
+    def public(self, name: str) -> np.ndarray:
+        return self._variables[name]
+
     def words(self, name: str) -> list[np.ndarray]:
         """All of it as one party's share, the other's being 0."""
         return [self._variables[name], *[np.zeros_like(self._variables[name])] * (_PARTIES - 1)]

@@ -199,6 +199,11 @@ class Session:
         """As `place`, each party making its share (int64, SEMI2K) itself."""
         self._each(lambda party: party.runtime.set_var(name, shares.additive(make(party), self.protocol.ring)))
 
+    def public(self, name: str) -> np.ndarray:
+        """The value of a public variable, which every party knows; nothing is sent."""
+        parts = self._each(lambda party: party.runtime.get_var(name))
+        return self._io.reconstruct([parts[0]] * self.protocol.world_size)
+
     def words(self, name: str) -> list[np.ndarray]:
         """The own share of an integer variable of each party here, for that party to work on; nothing is sent."""
         return self._each(lambda party: shares.additive_words(party.runtime.get_var(name)))

@@ -6,11 +6,16 @@ from itertools import pairwise
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from jax.experimental import enable_x64
 from opt_reference import run, tiny
 from sparse_cases import calibrated, chooser, separated
 
+from spu_llm.comet import assisted_variable
 from spu_llm.comet.assisted import SparseAssistedDecoder
+from spu_llm.comet.assisted_variable import VariableAssistedDecoder, buckets, filled_up
 from spu_llm.comet.prepared import LayerSparsity
 from spu_llm.comet.renewal import SHUFFLE
 from spu_llm.comet.sparse_plain import SparseReader
@@ -50,8 +55,8 @@ class Case:
     def __post_init__(self):
         self.logits = run(self.decoder, np.array(self.tokens), chooser(self.layers, len(self.prefix)))[0]
 
-    def sparse(self, session, supply, programs, **options):
-        found = SparseAssistedDecoder(
+    def sparse(self, session, supply, programs, decoder=SparseAssistedDecoder, **options):
+        found = decoder(
             session,
             self.decoder,
             self.calibration,
@@ -357,6 +362,71 @@ def test_a_mask_that_hid_two_values_would_be_found(openings):
                 openings.check()
         else:
             openings.check()
+
+
+# A count that varies
+
+
+@pytest.mark.parametrize(
+    ("blocks", "sizes"), [(64, [2, 4, 8, 16, 32, 64]), (6, [1, 2, 4, 6]), (1, [1]), (40, [1, 2, 4, 8, 16, 32, 40])]
+)
+def test_buckets(blocks, sizes):
+    assert buckets(blocks) == sizes
+
+
+@given(arrays(np.int64, st.tuples(st.integers(1, 5), st.integers(1, 70)), elements=st.integers(0, 1)))
+def test_what_is_active_is_computed_whatever_the_bucket(mask):
+    places = filled_up(mask)
+    assert places.shape[1] in buckets(mask.shape[1])
+    assert np.all(np.diff(places) > 0) and places.min() >= 0 and places.max() < mask.shape[1]
+    np.testing.assert_array_equal(np.take_along_axis(mask, places, 1).sum(1), mask.sum(1))
+    assert not (smaller := [size for size in buckets(mask.shape[1]) if size < places.shape[1]]) or mask.sum(1).max() > smaller[-1]
+
+
+def test_a_count_that_varies(usual, openings, monkeypatch):
+    """Blocks above the threshold are disclosed, those of their bucket are computed, by messages of a constant count's."""
+    seen = []
+
+    def noted(mask):
+        seen.append((mask, filled_up(mask)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(assisted_variable, "filled_up", noted)
+    secure = usual.emulated(decoder=VariableAssistedDecoder)
+    secure._programs = {}  # others than a constant count's
+    orders, found, sent = places(secure), [], []
+    for tokens in (PROMPT, LATER[:1]):
+        before = openings.messages
+        found.append(secure.advance(tokens, last_only=False))
+        sent.append(openings.messages - before)
+    layers, usually = len(usual.layers), chooser(usual.layers, len(PREFIX))
+    computed = [np.ones((len(TOKENS), layer.blocks), bool) for layer in usual.layers]
+    above = [np.zeros((len(TOKENS), layer.blocks), bool) for layer in usual.layers]
+    at = len(PREFIX)
+    for number, (mask, index) in enumerate(seen):
+        i, rows = number % layers, np.arange(at, at + len(mask))[:, None]
+        order = np.array(orders[i, "neurons"])
+        computed[i][rows] = False
+        computed[i][rows, order[index]] = True
+        above[i][rows, order] = mask == 1
+        at += len(mask) if i == layers - 1 else 0
+
+    def choose(i, y, before, hidden):
+        chosen = above[i][len(PREFIX) : at], usual.layers[i].neurons.scores(y)[len(PREFIX) : at] > usual.layers[i].threshold
+        np.testing.assert_array_equal(*chosen)
+        return computed[i][:, usual.layers[i].block_of], usually(i, y, before, hidden)[1]
+
+    logits = np.concatenate(found)
+    expected = run(usual.decoder, np.array(TOKENS), choose)[0][len(PREFIX) : at]
+    assert np.abs(logits - expected).max() < ERROR
+    counts = {int(count) for mask, _ in seen for count in mask.sum(1)}
+    assert len(counts) > 1 and secure.filled.needed == sum(mask.sum() for mask, _ in seen)
+    assert secure.filled.computed == sum(index.size for _, index in seen)
+    openings.check()
+    constant = usual.emulated()
+    before = openings.messages
+    constant.advance(PROMPT, last_only=False)
+    assert sent[0] == openings.messages - before
 
 
 # Shapes and failures

@@ -67,8 +67,10 @@ def test_a_fresh_order_for_every_token_renews_nothing(config, tmp_path):
     ("overrides", "message"),
     [
         (("sparsity.renew=0",), "sparsity.renew"),
+        (("sparsity.count=variable", "sparsity.renew=token"), "count variable tells more than a fresh order"),
+        (("sparsity.count=variable", "ops=stock"), "sparsity.count variable is for ops plugin, not stock"),
         (("sparsity.file=nowhere",), "sparsity.file 'nowhere': no such file; make it with `spu-llm prepare comet`"),
-        (("sparsity.blocks=3",), "unknown key sparsity.blocks; known here: file, renew"),
+        (("sparsity.blocks=3",), "unknown key sparsity.blocks; known here: file, renew, count"),
         (("processes=true",), "sparsity runs with the parties as threads"),
     ],
 )
