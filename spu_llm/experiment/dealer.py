@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..comet.terms import SparseTerms
 from ..errors import UserError
 from ..generation.material import AheadDealer, Facts, deal_generation
 from ..models.published import Published
@@ -18,6 +19,7 @@ from ..progress import Progress, silent
 from ..runtime.service import Dealing, MaterialServer, Wanted
 from ..runtime.supply import FIRST_RUN
 from .files import write_whole
+from .sparsity import blind_maker
 
 _ABANDONED = 900.0  # seconds without a record fetched
 _FAREWELL = 60.0
@@ -48,9 +50,10 @@ class _Dealer:
         try:
             asked = json.loads(wanted.description)
             model, facts = Published.from_json(asked["model"].encode()), Facts(**asked["facts"])
+            terms = None if asked["sparsity"] is None else SparseTerms.from_json(asked["sparsity"].encode())
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(f"session {wanted.session}: no generation is described; use the same version everywhere") from None
-        dealer, dealing = AheadDealer(model, facts, folder), Dealing(folder)
+        dealer, dealing = AheadDealer(model, facts, folder, blind_maker(terms)), Dealing(folder)
         threading.Thread(target=self._deal, args=(dealer, facts, dealing), daemon=True, name="dealer").start()
         return dealing
 

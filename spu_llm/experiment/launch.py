@@ -31,6 +31,7 @@ from ..runtime.watch import PEER_FAILED
 from .metrics import accuracy
 from .prompt import encode_prompt, need_tokenizer
 from .schema import Experiment, PartiesConfig
+from .sparsity import recall_metrics
 
 _HOST = "127.0.0.1"
 _PATIENCE = 3600.0
@@ -66,6 +67,8 @@ def measure_apart(
         metrics["network"] |= measured | place.carried()
     decoder = load_checkpoint(experiment.model.locate()).decoder
     metrics["accuracy"] = accuracy(decoder, [*experiment.prefix, *prompt], metrics["tokens"], list(logits))
+    if experiment.sparsity is not None:
+        metrics["comet"] |= recall_metrics(experiment, decoder.config)
     return metrics
 
 
@@ -123,6 +126,8 @@ class _Place:
             experiment = experiment.model_copy(update={"generation": experiment.generation.model_copy(update={"prompt": None})})
         if role != "owner":
             experiment = experiment.model_copy(update={"soal": None})  # the owner's secret; the model has its prefix already
+        if role != "owner" and experiment.sparsity is not None:
+            experiment = experiment.model_copy(update={"sparsity": experiment.sparsity.model_copy(update={"file": None})})
         config = self._folder / role / "run.yaml"
         config.write_text(experiment.model_dump_json(exclude_none=True))
         arguments = ["party", str(config), "--role", role, "--out", str(self.out(role)), "--with-parent"]

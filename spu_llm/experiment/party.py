@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from ..comet.terms import SparseTerms
 from ..errors import UserError
 from ..generation import AssistedDecoder, Sampler, SecureDecoder, TextStream, generate
-from ..generation.material import Facts, blind_decoder
+from ..generation.material import Facts
 from ..models import Checkpoint, load_checkpoint
 from ..models.calibration import Calibration
 from ..models.checkpoint import load_tokenizer
@@ -42,6 +43,7 @@ from .metrics import collect, peak_memory, ranges_of
 from .owner import measured, prepared_file
 from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
 from .schema import Experiment, PartiesConfig
+from .sparsity import blind_maker, sparse_assisted, sparse_metrics, sparse_terms
 
 _PATIENCE = 3600.0  # for a message whose dealer is at work; one that is gone is noticed by the puller
 _HOLD_ALL = 1 << 50
@@ -76,9 +78,10 @@ def run_client(
         before = prompt + journal.tokens
         opening = {"session": uuid.uuid4().hex, "prompt_tokens": len(before), "new_tokens": count - resumed}
         session.broadcast(json.dumps(opening).encode(), "client")
-        model = Published.from_json(session.broadcast(b"", "owner"))
+        told = _told(experiment, session, None)
+        model = told.model
         check_tokens(experiment.model.name, model.config, [*model.prefix, *prompt])
-        with _decoder(experiment, session, model, opening, out, None) as decoder:
+        with _decoder(experiment, session, told, opening, out, None) as decoder:
             post = None if experiment.decoding is None else client_decoder(decoder, experiment, tokenizer)
             decoder.set_up(len(before), progress, scored_passes(experiment))
             announced, ends = _Announced(session, decoder), model.config.end_tokens
@@ -97,6 +100,8 @@ def run_client(
         metrics = collect(experiment, decoder, phases, before, journal.steps()[resumed:], mode)
         if post is not None:
             metrics["post"] = post_metrics(experiment, session.phases, post.rounds, mode)
+        if told.sparsity is not None:
+            metrics["comet"] = sparse_metrics(experiment, told.sparsity, session.phases, model.config, mode)
     metrics |= {"text": text.text, "tokens": journal.tokens, "resumed_at": resumed, "peak_rss_bytes": peak_memory()}
     write_whole(out / _METRICS, json.dumps(metrics, indent=1), private=True)
     return metrics
@@ -115,13 +120,10 @@ def run_follower(experiment: Experiment, role: str, out: Path, progress: Progres
     """Take part as the owner, whose weights these are, or as a three-party protocol's helper, until the client is done."""
     make_folder(out)
     owned = _load(experiment, progress) if role == "owner" else None
-    own = b""
-    if owned is not None:
-        own = publish(owned.checkpoint.decoder.config, experiment.prefix, owned.calibration).to_json()
     with _session(experiment, role) as session:
         opening = json.loads(session.broadcast(b"", "client"))
-        model = Published.from_json(session.broadcast(own, "owner"))
-        with _decoder(experiment, session, model, opening, out, owned) as decoder:
+        told = _told(experiment, session, owned)
+        with _decoder(experiment, session, told, opening, out, owned) as decoder:
             decoder.set_up(opening["prompt_tokens"], progress, scored_passes(experiment))
             if experiment.decoding is None:
                 _follow(session, decoder)
@@ -158,6 +160,28 @@ def _load(experiment: Experiment, progress: Progress) -> _Owned:
     if experiment.ops == "stock":
         return _Owned(checkpoint, None, None)
     return _Owned(checkpoint, *measured(experiment, checkpoint, progress))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the owner tells every party, and through them the dealer."""
+
+    model: Published
+    sparsity: SparseTerms | None
+
+
+def _told(experiment: Experiment, session: RemoteSession, owned: _Owned | None) -> _Told:
+    """Told by whoever has the model, heard by the others. Raises UserError for a prepared file that is not the model's."""
+    model = terms = b""
+    config = None if owned is None else owned.checkpoint.decoder.config
+    if owned is not None and config is not None:
+        model = publish(config, experiment.prefix, owned.calibration).to_json()
+    published = Published.from_json(session.broadcast(model, "owner"))
+    if experiment.sparsity is None:
+        return _Told(published, None)
+    if config is not None:
+        terms = sparse_terms(experiment, config).to_json()
+    return _Told(published, SparseTerms.from_json(session.broadcast(terms, "owner")))
 
 
 class _Announced:
@@ -199,10 +223,10 @@ def _session(experiment: Experiment, role: str) -> Iterator[RemoteSession]:
 
 @contextmanager
 def _decoder(
-    experiment: Experiment, session: RemoteSession, model: Published, opening: dict[str, Any], out: Path, owned: _Owned | None
+    experiment: Experiment, session: RemoteSession, told: _Told, opening: dict[str, Any], out: Path, owned: _Owned | None
 ) -> Iterator[Decoder]:
     """This party's decoder, with material on its way to it. `owned`: None where the weights are another's."""
-    new_tokens, prompt_tokens = opening["new_tokens"], opening["prompt_tokens"]
+    model, new_tokens, prompt_tokens = told.model, opening["new_tokens"], opening["prompt_tokens"]
     done = experiment.generation.new_tokens - new_tokens
     capacity = cache_capacity(experiment, model.config, len(model.prefix), prompt_tokens - done)
     if experiment.ops == "stock":
@@ -213,7 +237,7 @@ def _decoder(
     assert parties.dealer is not None  # as the config was checked
     draft = 0 if experiment.decoding is None else experiment.decoding.longest
     facts = Facts(experiment.model.name, len(model.prefix), prompt_tokens, new_tokens, capacity, draft)
-    wanted = Wanted(opening["session"], json.dumps({"model": model.to_json().decode(), "facts": asdict(facts)}).encode())
+    wanted = Wanted(opening["session"], _wanted(told, facts))
     limits = Limits(parties.patience, _HOLD_ALL) if parties.prefetch else Limits(parties.patience)
     shutil.rmtree(out / _MATERIAL, ignore_errors=True)  # of a generation that broke off, and of no use
     folder = out / _MATERIAL / opening["session"]
@@ -222,12 +246,22 @@ def _decoder(
             puller.wait()
         supply = StoredSupply(folder, _PATIENCE, (session.rank,), puller.check)
         if owned is None or owned.calibration is None:
-            yield blind_decoder(session, model, capacity, supply, draft > 0)
+            yield blind_maker(told.sparsity)(session, model, capacity, supply, draft > 0)
         else:
             decoder, rows = owned.checkpoint.decoder, None if experiment.soal is None else prepared_file(experiment).prefix_rows
             measured_on = owned.calibration, capacity, model.prefix, owned.ranges
-            yield AssistedDecoder(session, decoder, *measured_on, supply=supply, prefix_rows=rows, appends=draft > 0)
+            kept: dict[str, Any] = {"supply": supply, "prefix_rows": rows, "appends": draft > 0}
+            if told.sparsity is None:
+                yield AssistedDecoder(session, decoder, *measured_on, **kept)
+            else:
+                yield sparse_assisted(experiment, decoder, session, *measured_on, **kept)
     shutil.rmtree(folder)
+
+
+def _wanted(told: _Told, facts: Facts) -> bytes:
+    """What the dealer is told."""
+    sparsity = None if told.sparsity is None else told.sparsity.to_json().decode()
+    return json.dumps({"model": told.model.to_json().decode(), "facts": asdict(facts), "sparsity": sparsity}).encode()
 
 
 def _agreement(experiment: Experiment) -> dict[str, Any]:
@@ -244,6 +278,7 @@ def _agreement(experiment: Experiment) -> dict[str, Any]:
         "capacity": wanted.capacity,
         "use_prefix": wanted.use_prefix,
         "decoding": _verification(experiment),
+        "sparsity": None if experiment.sparsity is None else experiment.sparsity.model_dump(exclude={"file"}),
     }
 
 

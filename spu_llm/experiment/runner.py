@@ -30,7 +30,17 @@ from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
 from .owner import measured, prepared_file
 from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
 from .schema import Experiment
-from .sparsity import bucket_metrics, bytes_ratio, layer_shares, sparse_assisted, sparse_metrics, sparse_secure, sparsity_file
+from .sparsity import (
+    bucket_metrics,
+    bytes_ratio,
+    layer_shares,
+    recall_metrics,
+    sparse_assisted,
+    sparse_metrics,
+    sparse_secure,
+    sparse_terms,
+    sparsity_file,
+)
 
 _PATIENCE = 60.0  # seconds to wait for material that its dealer is still making
 _DISK_FACTOR = 2.5  # LevelDB writes each opened weight to its log and to a table, and merges tables now and then
@@ -91,7 +101,9 @@ def measure(
     if post is not None:
         metrics["post"] = post_metrics(experiment, phases, post.rounds)
     if experiment.sparsity is not None:
-        metrics["comet"] = sparse_metrics(experiment, phases, checkpoint.decoder.config)
+        config = checkpoint.decoder.config
+        metrics["comet"] = sparse_metrics(experiment, sparse_terms(experiment, config), phases, config)
+        metrics["comet"] |= recall_metrics(experiment, config)
         metrics["comet"] |= bucket_metrics(secure)
         metrics["comet"] |= layer_shares(experiment, checkpoint, prompt, progress)
     metrics["text"] = text.text
@@ -120,7 +132,7 @@ def _decoder(
         supply = open_material(experiment.material, facts, _PATIENCE)
     rows = None if experiment.soal is None else prepared_file(experiment).prefix_rows
     if experiment.sparsity is not None:
-        return sparse_assisted(session, experiment, decoder, calibration, capacity, ranges)
+        return sparse_assisted(experiment, decoder, session, calibration, capacity, experiment.prefix, ranges)
     return AssistedDecoder(session, decoder, calibration, capacity, experiment.prefix, ranges, supply, rows)
 
 
@@ -143,7 +155,7 @@ def _identity(experiment: Experiment) -> list[Any]:
     files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
     files += [] if experiment.soal is None else [experiment.soal]
     files += draft_files(experiment)
-    files += [] if experiment.sparsity is None else [experiment.sparsity.file]
+    files += [] if experiment.sparsity is None or experiment.sparsity.file is None else [experiment.sparsity.file]
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return [experiment.without_baseline().model_dump_json(), stats, version("spu_llm")]
 

@@ -77,16 +77,17 @@ class DecodingConfig(BaseModel):
 class SparsityConfig(BaseModel):
     """That only the heads and blocks of neurons are computed that predictors choose (Comet), for models of the OPT family.
 
-    file: of `spu-llm prepare comet`, by its path or by its name in configs/comet. renew: `token`, a fresh secret order of blocks
-    for every token, by which nothing is told, and no head is skipped; or tokens that an order of heads and blocks serves before
-    weights are shuffled anew, or `request`: the whole generation. These are faster, and what they tell stands in docs/leakage.md.
+    file: of `spu-llm prepare comet`, by its path or by its name in configs/comet; between processes it stands in the owner's config
+    alone. renew: `token`, a fresh secret order of blocks for every token, by which nothing is told, and no head is skipped; or
+    tokens that an order of heads and blocks serves before weights are shuffled anew, or `request`: the whole generation. These are
+    faster, and what they tell stands in docs/leakage.md.
     count: `constant`, as many blocks of a layer for every token; or `variable`, those that score above the threshold, filled up to
     the next of a few sizes: fewer, but how many names tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    file: Path
+    file: Path | None = None
     renew: Annotated[int, Field(ge=1)] | Literal["token", "request"] = "token"
     count: Literal["constant", "variable"] = "constant"
 
@@ -183,13 +184,8 @@ class Experiment(BaseModel):
             raise ValueError("material is dealt for ops plugin only; leave it out or set ops: plugin")
         if self.soal is not None and self.ops != "stock" and not self.generation.use_prefix:
             raise ValueError("soal's ranges hold after its prefix only; leave it out or set generation.use_prefix: true")
-        if self.sparsity is not None and (self.ops == "generic" or self.material is not None or self.apart):
-            raise ValueError(
-                "sparsity runs with the parties as threads, and a dealer at hand if any: leave material out, set ops: plugin or "
-                "stock, processes: false and a network of mode model"
-            )
-        if self.sparsity is not None and self.sparsity.count == "variable" and self.ops != "plugin":
-            raise ValueError(f"sparsity.count variable is for ops plugin, not {self.ops}; leave it out or set ops: plugin")
+        if self.sparsity is not None:
+            self._check_sparsity(self.sparsity)
         if self.decoding is not None and self.material is not None:
             raise ValueError("material dealt ahead is for passes of one token, not for drafts; leave material or decoding out")
         if self.decoding is not None and self.apart and self.decoding.disclosure != "distribution":
@@ -209,6 +205,19 @@ class Experiment(BaseModel):
         if self.apart and self.material is not None:
             raise ValueError("processes fetch their material from the dealer's process; leave material out")
         return self
+
+    def _check_sparsity(self, sparsity: SparsityConfig) -> None:
+        if sparsity.file is None and self.parties is None:
+            raise ValueError("sparsity.file is missing; name a file of `spu-llm prepare comet`")
+        if self.ops == "generic" or self.material is not None:
+            raise ValueError("sparsity has a dealer at hand if any: leave material out, and set ops: plugin or stock")
+        if self.apart and (self.ops != "plugin" or sparsity.count != "constant"):
+            raise ValueError(
+                "between processes sparsity is for ops plugin and a constant count: set ops: plugin and leave sparsity.count out, "
+                "or set processes: false and a network of mode model"
+            )
+        if sparsity.count == "variable" and self.ops != "plugin":
+            raise ValueError(f"sparsity.count variable is for ops plugin, not {self.ops}; leave it out or set ops: plugin")
 
     @property
     def apart(self) -> bool:

@@ -13,19 +13,22 @@ from ..comet.assisted import SparseAssistedDecoder
 from ..comet.assisted_fresh import FreshAssistedDecoder
 from ..comet.assisted_variable import VariableAssistedDecoder
 from ..comet.network import all_heads, sparse_network
-from ..comet.prepared import Prepared
+from ..comet.prepared import LayerSparsity, Prepared
 from ..comet.renewal import SHUFFLE
 from ..comet.secure import SparseSecureDecoder
 from ..comet.secure_fresh import FreshSecureDecoder
+from ..comet.terms import SparseTerms, terms_of
+from ..errors import UserError
 from ..generation import AssistedDecoder, SecureDecoder
+from ..generation.material import Make, blind_decoder
 from ..models import Checkpoint, Decoder
-from ..models.calibration import Calibration
 from ..models.config import DecoderConfig
-from ..models.plan_check import RangeReport
+from ..models.published import Published
 from ..models.source import content_digest
 from ..progress import Progress
 from ..runtime import Phase, Session
 from ..runtime.assisted import offline
+from ..runtime.supply import Supply
 from .metrics import seconds_on
 from .owner import measured
 from .schema import Experiment
@@ -34,6 +37,8 @@ from .schema import Experiment
 def sparsity_file(experiment: Experiment, config: DecoderConfig) -> Prepared:
     """The prepared file. Raises UserError where it is none, or not this model's."""
     assert experiment.sparsity is not None
+    if experiment.sparsity.file is None:
+        raise UserError("sparsity.file is missing: the owner computes by what `spu-llm prepare comet` made; name its file")
     prepared = Prepared.load(experiment.sparsity.file)
     prepared.check(experiment.sparsity.file, config, content_digest(experiment.model.locate()))
     return prepared
@@ -49,42 +54,72 @@ def sparse_secure(session: Session, experiment: Experiment, decoder: Decoder, ca
     return SparseSecureDecoder(session, network, capacity, experiment.prefix, experiment.sparsity.tokens)
 
 
-def sparse_assisted(
-    session: Session, experiment: Experiment, decoder: Decoder, calibration: Calibration, capacity: int, ranges: RangeReport
-) -> AssistedDecoder:
-    """On the plugin."""
+def sparse_assisted(experiment: Experiment, decoder: Decoder, *args: Any, **kwargs: Any) -> AssistedDecoder:
+    """On the plugin, for who has the prepared file; what follows are `AssistedDecoder`'s arguments, but for the decoder."""
     assert experiment.sparsity is not None
-    layers, renew = sparsity_file(experiment, decoder.config).layers, experiment.sparsity.tokens
-    parts = session, decoder, calibration, capacity, experiment.prefix, ranges
-    if experiment.sparsity.renew == "token":
-        return FreshAssistedDecoder(*parts, sparsity=layers)
+    layers = sparsity_file(experiment, decoder.config).layers
+    session, *others = args
     if experiment.sparsity.count == "variable":
-        return VariableAssistedDecoder(*parts, sparsity=layers, renew=renew)
-    return SparseAssistedDecoder(*parts, sparsity=layers, renew=renew)
+        renew = experiment.sparsity.tokens
+        return VariableAssistedDecoder(session, decoder, *others, sparsity=layers, renew=renew, **kwargs)
+    return _assisted(layers, experiment.sparsity.renew, session, decoder, *others, **kwargs)
 
 
-def sparse_metrics(experiment: Experiment, phases: Mapping[str, Phase], decoder: DecoderConfig) -> dict[str, Any]:
-    """What metrics.json has of a sparse generation; shares are means over layers, of 1.
+def blind_maker(terms: SparseTerms | None) -> Make:
+    """What makes the decoder of whoever has no weights."""
+    if terms is None:
+        return blind_decoder
 
-    recall: of the neurons' mass, on text that the predictors did not see. renewals: of all orders, set-up's included; what each
-    cost, the parties' traffic and the dealer's, which needs no input and is in no token's figures.
-    """
-    assert experiment.sparsity is not None
-    layers = sparsity_file(experiment, decoder).layers
-    heads = [decoder.heads if experiment.sparsity.renew == "token" else layer.active_heads for layer in layers]
-    found = [layer.measured for layer in layers if layer.measured is not None]
-    shuffle, dealt = phases.get(SHUFFLE, Phase()), phases.get(offline(SHUFFLE), Phase())
+    def make(session: Session, model: Published, capacity: int, supply: Supply, appends: bool) -> AssistedDecoder:
+        parts = session, model.decoder, model.calibration, capacity, model.prefix
+        others = {"supply": supply, "prefix_rows": model.prefix_rows, "appends": appends}
+        return _assisted(terms.blind(model.config), terms.renew, *parts, **others)
+
+    return make
+
+
+def _assisted(layers: Sequence[LayerSparsity], renew: int | str, *args: Any, **kwargs: Any) -> AssistedDecoder:
+    if renew == "token":
+        return FreshAssistedDecoder(*args, sparsity=layers, **kwargs)
+    return SparseAssistedDecoder(*args, sparsity=layers, renew=renew if isinstance(renew, int) else None, **kwargs)
+
+
+def recall_metrics(experiment: Experiment, decoder: DecoderConfig) -> dict[str, Any]:
+    """Means over layers of the share of the neurons' and heads' mass that is computed, of text that the predictors did not see."""
+    found = [layer.measured for layer in sparsity_file(experiment, decoder).layers if layer.measured is not None]
     return {
         "recall": float(np.mean([each.recall for each in found])) if found else None,
         "head_recall": float(np.mean([each.head_recall for each in found])) if found else None,
+    }
+
+
+def sparse_terms(experiment: Experiment, decoder: DecoderConfig) -> SparseTerms:
+    """What of the prepared file is public."""
+    assert experiment.sparsity is not None
+    return terms_of(sparsity_file(experiment, decoder).layers, experiment.sparsity.renew)
+
+
+def sparse_metrics(
+    experiment: Experiment, terms: SparseTerms, phases: Mapping[str, Phase], decoder: DecoderConfig, mode: str | None = None
+) -> dict[str, Any]:
+    """What metrics.json has of a sparse generation; shares are means over layers, of 1.
+
+    shuffles: renewals of all orders, set-up's included: the parties' traffic and the dealer's, which needs no input and is in no
+    token's figures. mode: how seconds came about, if not as the network's mode says.
+    """
+    assert experiment.sparsity is not None
+    layers = terms.layers
+    heads = [decoder.heads if terms.renew == "token" else layer.active_heads for layer in layers]
+    shuffle, dealt = phases.get(SHUFFLE, Phase()), phases.get(offline(SHUFFLE), Phase())
+    return {
         "active_share": float(np.mean([layer.active_blocks / layer.blocks for layer in layers])),
         "active_heads_share": float(np.mean(heads)) / decoder.heads,
         "active_blocks": [layer.active_blocks for layer in layers],
         "active_heads": heads,
-        "renew": experiment.sparsity.renew,
+        "renew": terms.renew,
         "count": experiment.sparsity.count,
         "shuffles": {
-            "seconds": seconds_on(experiment.network, shuffle),
+            "seconds": seconds_on(experiment.network, shuffle, mode),
             "compute_seconds": shuffle.seconds + dealt.seconds,
             "bytes": shuffle.bytes,
             "messages": shuffle.messages,

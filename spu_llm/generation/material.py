@@ -82,6 +82,10 @@ def open_material(folder: Path, wanted: Facts, patience: float = 0.0) -> StoredS
     return StoredSupply(folder, patience)
 
 
+Make = Callable[[Session, Published, int, Supply, bool], AssistedDecoder]
+"""Makes the decoder of whoever has no weights, as `blind_decoder` does."""
+
+
 def blind_decoder(session: Session, model: Published, capacity: int, supply: Supply, appends: bool = False) -> AssistedDecoder:
     """The decoder of whoever has no weights: a client in a process of its own, and the dealer."""
     rows = model.prefix_rows
@@ -95,10 +99,10 @@ class AheadDealer:
     and the masks. Raises UserError where the folder has material already.
     """
 
-    def __init__(self, model: Published, facts: Facts, folder: Path):
+    def __init__(self, model: Published, facts: Facts, folder: Path, make: Make = blind_decoder):
         self.folder = folder
         self._supply = _FolderSupply(folder)
-        self._decoder = blind_decoder(NoParties(), model, facts.capacity, self._supply, facts.draft > 0)
+        self._decoder = make(NoParties(), model, facts.capacity, self._supply, facts.draft > 0)
         self._supply.begin()
         facts.save(folder)
         self._lasts: list[int] = []

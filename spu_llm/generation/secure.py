@@ -119,9 +119,8 @@ class SecureDecoder:
         leaves, tree = jax.tree_util.tree_flatten_with_path(self._secrets())
         names = [path_name(path) for path, _ in leaves]
         for name, (_, value) in zip(progress(names, "sharing weights", "tensor"), leaves, strict=True):
-            self.session.share(name, value, "owner")
-            if name.endswith((".kernel", ".table")):
-                self.session.keep_opened(name, Slot(value.shape, value.dtype))
+            share = self.session.share_operand if name.endswith((".kernel", ".table")) else self.session.share
+            share(name, value, "owner")
         self._params = jax.tree_util.tree_unflatten(tree, names)
         self._slots = jax.tree_util.tree_unflatten(tree, [Slot(v.shape, v.dtype) for _, v in leaves])
 

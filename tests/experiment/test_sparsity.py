@@ -7,8 +7,11 @@ import pytest
 from conftest import TEXT
 
 from spu_llm.comet.prepared import LayerSparsity, LowRank, Prepared
+from spu_llm.comet.terms import SparseTerms, terms_of
 from spu_llm.errors import UserError
 from spu_llm.experiment import load_experiment, render_report, run_experiment
+from spu_llm.experiment.launch import measure_apart
+from spu_llm.models import load_checkpoint
 from spu_llm.models.source import content_digest
 
 BLOCKS, ACTIVE, HEADS = 8, 6, 3  # random weights leave the dense ranges with fewer
@@ -55,12 +58,41 @@ def test_metrics_and_report(config, tmp_path, overrides):
     assert comet["ffn_bytes_ratio"] > 1 and 0 < comet["predictor_bytes_share"] < 1
     assert comet["shuffles"]["messages"] > 0
     assert "Sparsity" in render_report(metrics)
+    if not overrides:
+        check_processes(config, metrics)
+
+
+def check_processes(config, threads):
+    """The same between processes, with orders renewed on the way."""
+    metrics = measure_apart(load_experiment(config, ("baseline=null", "processes=true"))[0])
+    assert metrics["text"] == threads["text"]
+    for key in ("active_blocks", "active_heads", "renew", "recall"):
+        assert metrics["comet"][key] == threads["comet"][key]
+    ours, theirs = metrics["comet"]["shuffles"], threads["comet"]["shuffles"]
+    assert ours["dealt_bytes"] == pytest.approx(theirs["dealt_bytes"], abs=64)  # when the parties meet
+    assert ours["bytes"] == pytest.approx(theirs["bytes"], rel=0.05)
 
 
 def test_a_fresh_order_for_every_token_renews_nothing(config, tmp_path):
     metrics = run_experiment(*load_experiment(config, ("sparsity.renew=token", "baseline=null")), tmp_path / "out")
     assert metrics["comet"]["shuffles"]["bytes"] == 0
     assert metrics["comet"]["active_heads"] == [4, 4]
+
+
+def test_what_is_told_has_no_weight(config):
+    experiment, _ = load_experiment(config)
+    layers = Prepared.load(experiment.sparsity.file).layers
+    terms = terms_of(layers, "token")
+    assert SparseTerms.from_json(terms.to_json()) == terms
+    blind = terms.blind(load_checkpoint(experiment.model.locate()).decoder.config)
+    for own, told in zip(layers, blind, strict=True):
+        assert (own.active_blocks, own.active_heads, own.blocks) == (told.active_blocks, told.active_heads, told.blocks)
+        for predictor, zeros in ((own.neurons, told.neurons), (own.heads, told.heads)):
+            assert (predictor is None) == (zeros is None)
+            for part, zero in zip(predictor or (), zeros or (), strict=True):
+                assert part.shape == zero.shape and not zero.any()
+    with pytest.raises(UserError, match="not valid"):
+        SparseTerms.from_json(b'{"layers": []}')
 
 
 @pytest.mark.parametrize(
@@ -71,7 +103,9 @@ def test_a_fresh_order_for_every_token_renews_nothing(config, tmp_path):
         (("sparsity.count=variable", "ops=stock"), "sparsity.count variable is for ops plugin, not stock"),
         (("sparsity.file=nowhere",), "sparsity.file 'nowhere': no such file; make it with `spu-llm prepare comet`"),
         (("sparsity.blocks=3",), "unknown key sparsity.blocks; known here: file, renew, count"),
-        (("processes=true",), "sparsity runs with the parties as threads"),
+        (("processes=true", "ops=stock"), "between processes sparsity is for ops plugin and a constant count"),
+        (("processes=true", "sparsity.count=variable"), "between processes sparsity is for ops plugin and a constant count"),
+        (("sparsity.file=null",), "sparsity.file is missing; name a file of `spu-llm prepare comet`"),
     ],
 )
 def test_refused(config, overrides, message):
