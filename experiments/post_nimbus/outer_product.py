@@ -94,22 +94,8 @@ def mean(costs: Iterable[Cost]) -> Cost:
     return sum(listed, Cost()).part(len(listed))
 
 
-class PrivateWeights(ProtocolConfig):
-    """CHEETAH with values that one party has in the clear, which SPU does not split: half of a product's work and bytes."""
-
-    def spu_config(self, profile: bool, identity: Any = None) -> libspu.RuntimeConfig:
-        config = super().spu_config(profile, identity)
-        config.experimental_enable_colocated_optimization = True
-        return config
-
-
 class CheetahSession(Session):
-    """With what a layer outside SPU needs: variables that are one party's, and variables of the parties' own words."""
-
-    def own(self, name: str, value: np.ndarray, role: str) -> None:
-        """Make `value`, which stays with `role`, a secret variable; nothing is sent."""
-        parts = self._io.make_shares(value, libspu.Visibility.VIS_SECRET, self._rank(role))
-        self._each(lambda party: party.runtime.set_var(name, parts[party.rank]))
+    """With what a layer outside SPU needs: variables of the parties' own words."""
 
     def place_words(self, name: str, words: tuple[np.ndarray, ...]) -> None:
         """Make a secret real variable of each party's additive share uint64 modulo 2^64; nothing is sent."""
@@ -150,10 +136,7 @@ def stock(session: CheetahSession, layer: Layer, tokens: int, repeats: int, priv
     x, w = layer.activations(tokens), layer.weights
     real = {"x": (x / 2.0**_BITS).astype(np.float32), "w": (w / 2.0**_BITS).astype(np.float32)}
     session.share("x", real["x"], "client")
-    if private:
-        session.own("w", real["w"], "owner")
-    else:
-        session.share("w", real["w"], "owner")
+    (session.share_operand if private else session.share)("w", real["w"], "owner")
     program = session.compile("product", jnp.matmul, (Slot(x.shape), Slot(w.shape)))
     found = mean(session.timed_run(program, ("x", "w"), "y") for _ in range(repeats)).figures()
     off = np.abs(session.receive("y") * 2.0**_BITS - x @ w / 2.0**_BITS).max()
@@ -329,8 +312,6 @@ def measure(results: Results, repeats: int) -> None:
             for key, packing in PACKINGS.items():
                 results.add((layer.name, key), partial(encrypted, session, lattice, layer, packing, repeats))
         measure_stock(results, session, "shared weights", repeats)
-    with CheetahSession(PrivateWeights(name="CHEETAH")) as session:
-        prepare(session)
         measure_stock(results, session, "private weights", repeats)
 
 

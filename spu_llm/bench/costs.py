@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median, median_low
+from statistics import fmean, median
 from typing import Any
 
 from ..network import NetworkProfile
@@ -25,10 +25,10 @@ def measured(
     repeats: int = 3,
     progress: Progress = silent,
 ) -> dict[str, Cost]:
-    """The cost of each run after one that warms it up: medians.
+    """The cost of each run after one that warms it up: medians of seconds, of counts the least.
 
-    On SEMI2K every pass sends the same. On ABY3 passes differ a little; on CHEETAH one that finds no oblivious transfers left makes
-    many, which later ones use up: `irregular_bytes` are these, and neither seconds nor `modelled` has them.
+    On SEMI2K every pass sends the same. On ABY3 passes differ a little; on CHEETAH one that finds no triples or oblivious
+    transfers left makes many, which later ones use up: `irregular_bytes` are these, and neither seconds nor `modelled` has them.
 
     All are run before any is repeated, so that a machine that slows down does so for all.
     """
@@ -61,9 +61,9 @@ def ratios(cost: Cost, other: Cost) -> dict[str, float | None]:
 
 
 def _typical(passes: Sequence[Cost]) -> Cost:
-    """Medians past the first pass, of counts the lower of two."""
+    """Past the first pass."""
     kept = passes[1:]
-    found = {key: (median if key.endswith("seconds") else median_low)(each[key] for each in kept) for key in kept[0]}
+    found = {key: (median if key.endswith("seconds") else min)(each[key] for each in kept) for key in kept[0]}
     return found | {"irregular_bytes": round(fmean(each["bytes"] for each in kept)) - found["bytes"]}
 
 

@@ -72,7 +72,7 @@ def layer_parts(
         "tokens": tokens,
         "context": case.context,
         "blocks": [plan.active_blocks, plan.blocks],
-        "heads": [case.active.shape[1] if _skips(ops, tokens) else case.config.heads, case.config.heads],
+        "heads": [case.active.shape[1] if _skips(ops, protocol, tokens) else case.config.heads, case.config.heads],
         "dense": dense,
         "sparse": sparse,
         "speedup": ratios(dense["layer"], sparse["layer"]),
@@ -85,9 +85,16 @@ def layer_parts(
     }
 
 
-def _skips(ops: Ops, tokens: int) -> bool:
-    """Whether heads are skipped: by stock SPU in passes of one token only."""
-    return ops == "plugin" or tokens == 1
+def _skips(ops: Ops, protocol: ProtocolConfig, tokens: int) -> bool:
+    """Whether heads are skipped: by stock SPU in passes of one token only, and not on CHEETAH."""
+    return ops == "plugin" or (tokens == 1 and not protocol.ciphertexts)
+
+
+def _want(ops: Ops, protocol: ProtocolConfig, case: LayerCase) -> np.ndarray:
+    """What the sparse layer gives; on CHEETAH a pass of several tokens is dense."""
+    if ops == "stock" and protocol.ciphertexts and case.tokens > 1:
+        return case.want
+    return case.want_sparse if _skips(ops, protocol, case.tokens) else case.want_all_heads
 
 
 def _costs(
@@ -110,7 +117,7 @@ def _costs(
         name = "given" if sparse else "layer"
         found = plugin_output(session, name) if plugin else session.receive(name)
         operations = session.phases[f"layer {how.repeats}"].ops
-    want = case.want if not sparse else case.want_sparse if _skips(ops, case.tokens) else case.want_all_heads
+    want = _want(ops, protocol, case) if sparse else case.want
     want = want - want.mean(-1, keepdims=True) if plugin else want
     for half in ("attention", "ffn") if how.products else ():
         costs[f"{half}_nonlinear"] = less(costs[half], costs[f"{half}_linear"])

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..comet.activity import dense, normed
-from ..comet.network import sparse_network
+from ..comet.joint_sparse import joint_attention, joint_ffn
+from ..comet.network import network_for
 from ..comet.orders import keep_opened
 from ..comet.stock_sparse import StockPlan, sparse_attention, sparse_ffn
 from ..models.cache import LayerCache, Window, cache_shape, window
@@ -48,7 +49,8 @@ def stock_runs(session: Session, case: LayerCase, sparse: bool, products: bool =
     products: whether the halves' products alone are among the parts. Orders are the owner's: a secret one costs a pass no more.
     """
     ends = {"": _REAL} | ({"_linear": _LEFT_OUT} if products else {})
-    return (_Sparse if sparse else _Dense)(session, case).runs(ends)
+    kind = _Dense if not sparse else _Joint if session.protocol.ciphertexts else _Sparse
+    return kind(session, case).runs(ends)
 
 
 class _Placed:
@@ -76,9 +78,8 @@ class _Placed:
 
         def share(path: tuple, value: np.ndarray) -> str:
             variable = f"{name}.{path_name(path)}"
-            self.session.share(variable, value, "owner")
-            if variable.endswith(".kernel"):
-                self.session.keep_opened(variable, Slot(value.shape, value.dtype))
+            share = self.session.share_operand if variable.endswith(".kernel") else self.session.share
+            share(variable, value, "owner")
             return variable
 
         names = jax.tree_util.tree_map_with_path(share, tree)
@@ -119,7 +120,7 @@ class _Sparse(_Placed):
 
     def runs(self, ends: Mapping[str, Functions]) -> Runs:
         case = self.case
-        network = sparse_network(case.decoder, case.sparsity, self.session.protocol.name == "SEMI2K")
+        network = network_for(self.session.protocol, case.decoder, case.sparsity)
         plan, layers = network.plans[0], network.params["layers"]
         weights, following = self.shared("sparse", layers[0]), None
         if plan.next_heads is not None:
@@ -139,6 +140,25 @@ class _Sparse(_Placed):
         for end, functions in ends.items():
             halves = partial(_attention, self.config, plan, functions), partial(_ffn, self.config, plan, functions)
             found[f"attention{end}"] = self.first_half(f"attention{end}", halves[0], attention, *before)
+            found[f"ffn{end}"] = self.run(f"ffn{end}", halves[1], (ffn, self.x, index), f"ffn{end}")
+        return found
+
+
+class _Joint(_Placed):
+    """A layer of comet/joint_sparse.py."""
+
+    def runs(self, ends: Mapping[str, Functions]) -> Runs:
+        network = network_for(self.session.protocol, self.case.decoder, self.case.sparsity)
+        plan, weights = network.plans[0], self.shared("sparse", network.params["layers"][0])
+        attention, ffn = _only(weights, "attention_norm", "qkv", "out"), _only(weights, "ffn_norm", "up", "down", "neurons")
+        before, active, index = (self.x, self.cache), self.public("active", self.case.active), self.public("index", self.case.index)
+        found = {
+            "layer": self.first_half("layer", network.layer(0), weights, (None, None), *before, active, self.place),
+            "given": self.first_half("given", partial(_given_joint, self.config, plan), weights, index, *before, self.place),
+        }
+        for end, functions in ends.items():
+            halves = partial(_joint_attention, self.config, functions), partial(_joint_ffn, self.config, plan, functions)
+            found[f"attention{end}"] = self.first_half(f"attention{end}", halves[0], attention, *before, self.place)
             found[f"ffn{end}"] = self.run(f"ffn{end}", halves[1], (ffn, self.x, index), f"ffn{end}")
         return found
 
@@ -200,3 +220,22 @@ def _attention(
 def _ffn(config: DecoderConfig, plan: StockPlan, functions: Functions, params: Params, x: Any, index: Any) -> Any:
     y = functions.norm(config, params["ffn_norm"], x)
     return x + sparse_ffn(plan, params["neurons"], y, index, functions.relu) + params["down_bias"]
+
+
+def _given_joint(
+    config: DecoderConfig, plan: StockPlan, params: Params, index: Any, x: Any, cache: LayerCache, place: Window
+) -> tuple[Any, LayerCache]:
+    x, cache = _joint_attention(config, _REAL, params, x, cache, place)
+    return _joint_ffn(config, plan, _REAL, params, x, index), cache
+
+
+def _joint_attention(
+    config: DecoderConfig, functions: Functions, params: Params, x: Any, cache: LayerCache, place: Window
+) -> tuple[Any, LayerCache]:
+    y = functions.norm(config, params["attention_norm"], x)
+    mixed, cache, _ = joint_attention(config, params, y, cache, place, functions.softmax)
+    return x + mixed, cache
+
+
+def _joint_ffn(config: DecoderConfig, plan: StockPlan, functions: Functions, params: Params, x: Any, index: Any) -> Any:
+    return x + joint_ffn(plan, params, functions.norm(config, params["ffn_norm"], x), index, functions.relu)

@@ -11,7 +11,9 @@ import numpy as np
 
 from ..models.config import Params
 from ..models.decoder import Decoder
+from ..runtime import ProtocolConfig
 from .gate import above
+from .joint_sparse import joint_layer
 from .prepared import LayerSparsity, LowRank
 from .stock_sparse import StockPlan, sparse_layer
 
@@ -20,12 +22,13 @@ from .stock_sparse import StockPlan, sparse_layer
 class SparseNetwork:
     """A decoder's layers in heads and blocks of neurons; embedding, output table and final norm stay those of `decoder`.
 
-    params: "layers" and "final".
+    params: "layers" and "final". computed: what a layer computes; the first arguments are configuration and plan.
     """
 
     decoder: Decoder
     plans: tuple[StockPlan, ...]
     params: Params
+    computed: Callable = sparse_layer
 
     def enter(self, x: jax.Array) -> jax.Array:
         """What the first layer takes, from what the embedding gives: the same."""
@@ -37,7 +40,7 @@ class SparseNetwork:
 
     def layer(self, i: int) -> Callable:
         """Layer i as a function (see `sparse_layer`)."""
-        return partial(sparse_layer, self.decoder.config, self.plans[i])
+        return partial(self.computed, self.decoder.config, self.plans[i])
 
     def final(self, params: Params, x: jax.Array) -> jax.Array:
         """The last norm, as the decoder's."""
@@ -58,29 +61,33 @@ def sparse_network(decoder: Decoder, sparsity: Sequence[LayerSparsity], dense: b
     return SparseNetwork(decoder, plans, {"layers": layers, "final": decoder.params["final"]})
 
 
-def all_heads(sparsity: Sequence[LayerSparsity]) -> list[LayerSparsity]:
+def joint_network(decoder: Decoder, sparsity: Sequence[LayerSparsity]) -> SparseNetwork:
+    """The same for `joint_layer`, which skips no heads."""
+    plans = tuple(StockPlan(decoder.config.heads, each.active_blocks, None, dense=False) for each in sparsity)
+    layers = [_joint(*parts) for parts in zip(decoder.params["layers"], sparsity, strict=True)]
+    return SparseNetwork(decoder, plans, {"layers": layers, "final": decoder.params["final"]}, joint_layer)
+
+
+def network_for(protocol: ProtocolConfig, decoder: Decoder, sparsity: Sequence[LayerSparsity]) -> SparseNetwork:
+    """The network that costs a protocol least: with dense products where they cost by their inputs."""
+    if protocol.ciphertexts:
+        return joint_network(decoder, sparsity)
+    return sparse_network(decoder, sparsity, dense=protocol.name == "SEMI2K")
+
+
+def all_heads(sparsity: Sequence[LayerSparsity]) -> tuple[LayerSparsity, ...]:
     """The same with no head skipped."""
-    return [replace(each, heads=None, active_heads=sparsity[0].active_heads) for each in sparsity]
+    return tuple(replace(each, heads=None, active_heads=sparsity[0].active_heads) for each in sparsity)
 
 
 def _layer(decoder: Decoder, params: Params, sparsity: LayerSparsity, following: LowRank | None, dense: bool) -> Params:
     """A layer's parameters as `sparse_layer` takes them, in the owner's order."""
     config = decoder.config
-    heads, width, blocks = config.heads, config.head_width, sparsity.blocks
-    size = config.ffn // blocks
+    heads, width = config.heads, config.head_width
     predictors = [sparsity.neurons, *([] if following is None else [following])]
     q, k, v = (part.reshape(-1, heads, width) for part in np.split(params["qkv"]["kernel"], 3, axis=1))
     q_bias, k_bias, v_bias = (part.reshape(heads, width) for part in np.split(params["qkv"]["bias"], 3))
-    up = params["up"]["kernel"][:, sparsity.order].reshape(-1, blocks, size)
-
-    def outputs(kernel: np.ndarray) -> np.ndarray:
-        """kernel [in, blocks, size]"""
-        return kernel.reshape(len(kernel), -1) if dense else kernel.transpose(1, 2, 0)
-
-    def inputs(kernel: np.ndarray, count: int) -> np.ndarray:
-        """kernel [blocks * size, out]"""
-        return kernel if dense else kernel.reshape(count, -1, kernel.shape[-1])
-
+    outputs, inputs = partial(_outputs, dense), partial(_inputs, dense)
     return {
         "attention_norm": params["attention_norm"],
         "ffn_norm": params["ffn_norm"],
@@ -91,21 +98,50 @@ def _layer(decoder: Decoder, params: Params, sparsity: LayerSparsity, following:
         "heads": {
             "query": outputs(q),
             "key_value": outputs(np.concatenate([k, v], axis=2)),
-            "out": inputs(params["out"]["kernel"], heads),
+            "out": inputs(heads, params["out"]["kernel"]),
             "query_bias": q_bias,
             "key_value_bias": np.concatenate([k_bias, v_bias], axis=1),
             **({} if sparsity.heads is None else _second(sparsity.heads)),
         },
-        "neurons": {
-            "up": outputs(up),
-            "down": inputs(params["down"]["kernel"][sparsity.order], blocks),
-            "up_bias": params["up"]["bias"][sparsity.order].reshape(blocks, size),
-            "order": np.eye(blocks, dtype=np.int64),
-        },
+        "neurons": _neurons(params, sparsity, dense),
         "second": {"kernel": sparsity.neurons.second, "bias": above(sparsity).second_bias},
         "out_bias": params["out"]["bias"],
         "down_bias": params["down"]["bias"],
     }
+
+
+def _joint(params: Params, sparsity: LayerSparsity) -> Params:
+    """A layer's parameters as `joint_layer` takes them: a product with the predictor's two matrices is one with their product."""
+    first, first_bias, second, second_bias = (np.asarray(part, np.float64) for part in above(sparsity))
+    qkv = params["qkv"]
+    return {
+        **params,
+        "qkv": {
+            "kernel": np.concatenate([qkv["kernel"], first @ second], axis=1, dtype=np.float32),
+            "bias": np.concatenate([qkv["bias"], first_bias @ second + second_bias], dtype=np.float32),
+        },
+        "neurons": _neurons(params, sparsity, dense=False),
+    }
+
+
+def _neurons(params: Params, sparsity: LayerSparsity, dense: bool) -> Params:
+    blocks, up, down = sparsity.blocks, params["up"], params["down"]
+    return {
+        "up": _outputs(dense, up["kernel"][:, sparsity.order].reshape(len(up["kernel"]), blocks, -1)),
+        "down": _inputs(dense, blocks, down["kernel"][sparsity.order]),
+        "up_bias": up["bias"][sparsity.order].reshape(blocks, -1),
+        "order": np.eye(blocks, dtype=np.int64),
+    }
+
+
+def _outputs(dense: bool, kernel: np.ndarray) -> np.ndarray:
+    """kernel [in, blocks, size]"""
+    return kernel.reshape(len(kernel), -1) if dense else kernel.transpose(1, 2, 0)
+
+
+def _inputs(dense: bool, blocks: int, kernel: np.ndarray) -> np.ndarray:
+    """kernel [blocks * size, out]"""
+    return kernel if dense else kernel.reshape(blocks, -1, kernel.shape[-1])
 
 
 def _second(predictor: LowRank) -> Params:

@@ -28,7 +28,8 @@ class SparseSecureDecoder(Renewing, SecureDecoder):
     """An OPT decoder that computes predicted heads and blocks of neurons, in new orders every `renew` tokens.
 
     What each party learns beyond `SecureDecoder`'s: in every layer, for every token, which blocks are active, and in passes of one
-    token which heads, named by their places in the present secret order; how many is constant (docs/leakage.md).
+    token which heads, named by their places in the present secret order; how many is constant (docs/leakage.md). On CHEETAH blocks
+    in passes of one token only, and no heads (joint_sparse.py).
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class SparseSecureDecoder(Renewing, SecureDecoder):
         """Put heads and blocks of every layer into new secret orders."""
         self._since = 0
         with self.session.phase(SHUFFLE):
-            work = [(i, kind) for i in range(len(self._plans)) for kind in ("heads", "neurons")]
+            work = [(i, kind) for i, layer in enumerate(self._params["layers"]) for kind in ("heads", "neurons") if kind in layer]
             for i, kind in progress(work, "shuffling", "part"):
                 self._shuffle(i, kind)
 

@@ -1,8 +1,8 @@
 """One decoder layer of the OPT family on SPU's own operations, of whose heads and neurons only the predicted ones are computed.
 
 Where a product's cost is that of its inputs, and weights are opened once (SEMI2K), products are dense and what follows them is
-sparse: a gather of the active outputs, and zeros for inactive inputs, are local. Where a product costs by its size (ABY3,
-CHEETAH), a pass of one token multiplies by active blocks of the weights alone. A pass of several tokens skips no heads: SPU
+sparse: a gather of the active outputs, and zeros for inactive inputs, are local. Where a product costs by its size (ABY3; CHEETAH:
+joint_sparse.py), a pass of one token multiplies by active blocks of the weights alone. A pass of several tokens skips no heads: SPU
 multiplies heads one after the other, and would for each token anew.
 
 Which blocks are active is disclosed, in the secret order of a shuffle, as by the plugin (see fixed_sparse.py and docs/leakage.md).
@@ -63,7 +63,8 @@ def sparse_layer(
     y = _norm(config, params["attention_norm"], x)
     z = y @ params["first"]["kernel"] + params["first"]["bias"]
     rank = params["second"]["kernel"].shape[0]
-    index = _disclosed(params["neurons"]["order"], _chosen(z[:, :rank], params, plan.blocks), plan.blocks)
+    scores = z[:, :rank] @ params["second"]["kernel"] + params["second"]["bias"]
+    index = _disclosed(params["neurons"]["order"], chosen_blocks(scores, plan.blocks), plan.blocks)
     mixed, cache = sparse_attention(config, plan, params["heads"], y, cache, active, place)
     x = x + mixed + params["out_bias"]
     x = x + sparse_ffn(plan, params["neurons"], _norm(config, params["ffn_norm"], x), index) + params["down_bias"]
@@ -97,7 +98,8 @@ def fresh_layer(
     neurons, order = params["neurons"], client @ owner
     blocks, size = neurons["up_bias"].shape
     z = y @ params["first"]["kernel"] + params["first"]["bias"]
-    index = _disclosed(order, _chosen(z, params, plan.blocks), plan.blocks)[0]
+    scores = z @ params["second"]["kernel"] + params["second"]["bias"]
+    index = _disclosed(order, chosen_blocks(scores, plan.blocks), plan.blocks)[0]
     mixed, cache = sparse_attention(config, plan, params["heads"], y, cache, None, place)
     x = x + mixed + params["out_bias"]
     h = _norm(config, params["ffn_norm"], x) @ neurons["up"] + neurons["up_bias"].reshape(-1)
@@ -110,9 +112,8 @@ def _norm(config: DecoderConfig, params: Params, x: Any) -> Any:
     return LayerNorm(config.epsilon).apply({"params": params}, x)
 
 
-def _chosen(z: Any, params: Params, count: int) -> Any:
+def chosen_blocks(scores: Any, count: int) -> Any:
     """[n, blocks] 1 for blocks that score above 0, filled up or cut to `count` in the owner's order: secret."""
-    scores = z @ params["second"]["kernel"] + params["second"]["bias"]
     return choose(Fixed(as_ring(scores), FRACTION_BITS), count).raw
 
 

@@ -12,7 +12,7 @@ from ..bench.sparse_case import SparseModel
 from ..comet.assisted import SparseAssistedDecoder
 from ..comet.assisted_fresh import FreshAssistedDecoder
 from ..comet.assisted_variable import VariableAssistedDecoder
-from ..comet.network import all_heads, sparse_network
+from ..comet.network import all_heads, network_for, sparse_network
 from ..comet.prepared import LayerSparsity, Prepared
 from ..comet.renewal import SHUFFLE
 from ..comet.secure import SparseSecureDecoder
@@ -45,12 +45,12 @@ def sparsity_file(experiment: Experiment, config: DecoderConfig) -> Prepared:
 
 
 def sparse_secure(session: Session, experiment: Experiment, decoder: Decoder, capacity: int) -> SecureDecoder:
-    """By SPU's own operations; products are dense where they cost by their inputs."""
+    """By SPU's own operations."""
     assert experiment.sparsity is not None
     layers = sparsity_file(experiment, decoder.config).layers
     if experiment.sparsity.renew == "token":
         return FreshSecureDecoder(session, sparse_network(decoder, all_heads(layers), dense=True), capacity, experiment.prefix)
-    network = sparse_network(decoder, layers, dense=experiment.protocol.name == "SEMI2K")
+    network = network_for(experiment.protocol, decoder, layers)
     return SparseSecureDecoder(session, network, capacity, experiment.prefix, experiment.sparsity.tokens)
 
 
@@ -96,7 +96,10 @@ def recall_metrics(experiment: Experiment, decoder: DecoderConfig) -> dict[str, 
 def sparse_terms(experiment: Experiment, decoder: DecoderConfig) -> SparseTerms:
     """What of the prepared file is public."""
     assert experiment.sparsity is not None
-    return terms_of(sparsity_file(experiment, decoder).layers, experiment.sparsity.renew)
+    layers = sparsity_file(experiment, decoder).layers
+    if experiment.protocol.ciphertexts:  # where no heads are skipped (comet/joint_sparse.py)
+        layers = all_heads(layers)
+    return terms_of(layers, experiment.sparsity.renew)
 
 
 def sparse_metrics(
@@ -148,7 +151,8 @@ def layer_shares(experiment: Experiment, checkpoint: Checkpoint, prompt: Sequenc
     plugin = experiment.ops == "plugin"
     calibration = measured(experiment, checkpoint, progress)[0] if plugin else None
     model = SparseModel(checkpoint.decoder, sparsity_file(experiment, checkpoint.decoder.config).layers, calibration)
-    how, name = How([experiment.network], repeats=1, products=False), experiment.network.name
+    repeats = 3 if experiment.protocol.ciphertexts else 1  # some passes make triples for others
+    how, name = How([experiment.network], repeats, products=False), experiment.network.name
     parts = layer_parts(
         "plugin" if plugin else "stock", experiment.protocol, model, [*experiment.prefix, *prompt], 1, how, progress
     )

@@ -66,6 +66,12 @@ class ProtocolConfig(BaseModel):
         return {"ABY3": "honest majority of three parties", "CHEETAH": "two parties, no helper"}[self.name]
 
     @property
+    def ciphertexts(self) -> bool:
+        """Whether products of matrices send ciphertexts: half as many where one side is a party's own, and hardly more for large
+        ones than for small ones (see cheetah.py)."""
+        return self.name == "CHEETAH"
+
+    @property
     def failure_probability(self) -> float:
         """Chance that a pass is spoilt by a truncation. SPU's default one is right whenever |raw| < 2^(ring_bits - 2).
 
@@ -85,5 +91,6 @@ class ProtocolConfig(BaseModel):
         )
         # SPU's default exp is garbage below -512, which masked attention reaches; PADE is right at every mask tried.
         config.fxp_exp_mode = libspu.RuntimeConfig.ExpMode.EXP_PADE
+        config.experimental_enable_colocated_optimization = self.ciphertexts  # else what `share_operand` kept is shared
         config.enable_pphlo_profile = profile
         return config if self.beaver is None else with_third_party(config, self.beaver, self.world_size, identity)

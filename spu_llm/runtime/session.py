@@ -24,6 +24,7 @@ from spu.experimental import drop_cached_var, make_cached_var
 
 from ..errors import UserError
 from . import shares
+from .cheetah import rewritten
 from .party import Party
 from .profile import OpCost, Profile, Traffic, profiled, read_profile, start_profiling
 from .program import Program, Slot, compile_program
@@ -161,6 +162,19 @@ class Session:
 
         self._each(work)
 
+    def share_operand(self, name: str, value: np.ndarray, owner: str) -> None:
+        """As `share`, for what is multiplied by in products of matrices, again and again.
+
+        On SEMI2K its masked value is opened once (`keep_opened`). Where products send ciphertexts it stays with its owner, which
+        halves them: nothing is sent, and who is not the owner gives its shape. Not for products of elements: they would send more.
+        """
+        if not self.protocol.ciphertexts:
+            self.share(name, value, owner)
+            self.keep_opened(name, Slot(value.shape, value.dtype))
+            return
+        parts = self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET, self._rank(owner))
+        self._each(lambda party: party.runtime.set_var(name, parts[party.rank]))
+
     def _split(self, value: np.ndarray) -> list[libspu.Share]:
         return self._io.make_shares(np.asarray(value), libspu.Visibility.VIS_SECRET)
 
@@ -244,7 +258,8 @@ class Session:
         slots, tree = jax.tree_util.tree_flatten(arguments)
         key = (name, tree, tuple((slot.shape, np.dtype(slot.dtype).str, slot.public) for slot in slots))
         if key not in self._programs:
-            self._programs[key] = compile_program(function, arguments, name)
+            cheap = rewritten(function, self.protocol.fraction_bits) if self.protocol.ciphertexts else function
+            self._programs[key] = compile_program(cheap, arguments, name)
         return self._programs[key]
 
     @property

@@ -138,6 +138,17 @@ def test_aby3_multiplies_active_blocks_alone(model):
     assert max(found["max_error"].values()) < 0.02
 
 
+def test_cheetah_sends_more_for_active_blocks(model):
+    """Their weights are shared; the predictor costs comparisons alone, and no head is skipped."""
+    found = parts("stock", "CHEETAH", model, 1, products=False)
+    dense, sparse = found["dense"], found["sparse"]
+    assert found["heads"] == [HEADS, HEADS]
+    assert sparse["ffn"]["bytes"] > dense["ffn"]["bytes"]
+    assert sparse["attention"]["bytes"] < 1.5 * dense["attention"]["bytes"]
+    assert 0 < sparse["predictor"]["messages"] < sparse["layer"]["messages"] / 4
+    assert max(found["max_error"].values()) < 0.02
+
+
 def test_case_is_what_the_model_computes(model):
     """Rows of the cache and the dense output are those of the decoder's own layer."""
     case = layer_case(model, SEQUENCE, 4)

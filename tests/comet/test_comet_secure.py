@@ -5,7 +5,7 @@ import pytest
 from opt_reference import run, tiny
 from sparse_cases import chooser, separated
 
-from spu_llm.comet.network import sparse_network
+from spu_llm.comet.network import all_heads, network_for
 from spu_llm.comet.renewal import SHUFFLE
 from spu_llm.comet.secure import SparseSecureDecoder
 from spu_llm.runtime import ProtocolConfig, Session
@@ -20,7 +20,7 @@ ERROR = 0.1
 def started(decoder, layers, name, renew=None, kind=SparseSecureDecoder):
     """A session with a sparse decoder set up in it."""
     session = Session(ProtocolConfig(name=name))
-    secure = kind(session, sparse_network(decoder, layers, dense=name == "SEMI2K"), CAPACITY, PREFIX, renew=renew)
+    secure = kind(session, network_for(session.protocol, decoder, layers), CAPACITY, PREFIX, renew=renew)
     secure.set_up()
     return session, secure
 
@@ -55,13 +55,23 @@ def test_logits_equal_what_is_chosen(name, usual):
     assert np.abs(np.concatenate(found) - want[2:]).max() < ERROR
 
 
-def test_one_by_one_on_cheetah(usual):
+def test_on_cheetah(usual):
+    """No head is skipped, and a pass of several tokens computes all and opens nothing."""
     decoder, layers = usual
-    want = run(decoder, TOKENS, chooser(layers, len(PREFIX)))[0]
+    choose = chooser(all_heads(layers), len(PREFIX))
+
+    def choose_later(i, y, before, hidden):
+        neurons, heads = choose(i, y, before, hidden)
+        neurons[2:4] = True
+        return neurons, heads
+
+    want = run(decoder, TOKENS, choose_later)[0]
     session, secure = started(decoder, layers, "CHEETAH", renew=1)
     with session:
-        found = [secure.advance([token])[0] for token in TOGETHER[:2]]
-    assert np.abs(np.stack(found) - want[2:4]).max() < ERROR
+        found = [*secure.advance(TOGETHER[:2], last_only=False), *(secure.advance([token])[0] for token in TOGETHER[2:])]
+        opened = sorted(program.reveals for program in session.programs if program.name.startswith("layer"))
+    assert np.abs(np.stack(found) - want[2:6]).max() < ERROR
+    assert opened == [0, 1]
 
 
 def places(secure):
