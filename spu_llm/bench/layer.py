@@ -155,9 +155,7 @@ def _share(session: Session, params: Any, x: np.ndarray, cache: LayerCache, plac
 
     def share(path: tuple, value: np.ndarray) -> str:
         name = path_name(path)
-        session.share(name, value, "owner")
-        if name.endswith("kernel"):
-            session.keep_opened(name, Slot(value.shape))
+        (session.share_operand if name.endswith("kernel") else session.share)(name, value, "owner")
         return name
 
     names = jax.tree_util.tree_map_with_path(share, params)
