@@ -61,6 +61,10 @@ class SparseAssistedDecoder(Renewing, AssistedDecoder):
         super().place_weights(progress)
         self.renew(progress)
 
+    def embed(self, tokens: list[int]) -> None:
+        self._count(len(tokens))
+        super().embed(tokens)
+
     def run_layers(self, n: int) -> None:
         every = np.broadcast_to(np.arange(self.decoder.config.heads), (n, self.decoder.config.heads))
         self.session.publish(active_heads(None), every)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
 from ..progress import Progress, silent
 
 SHUFFLE = "shuffle"
@@ -16,21 +11,12 @@ SHUFFLE = "shuffle"
 class Renewing:
     """Goes before a decoder among the bases of a class: renews orders before a pass whose tokens would be more than they serve.
 
-    A pass takes one order, however many tokens it has. `renew_after`: tokens that an order serves; None: it is never renewed.
+    A pass takes one order, however many tokens it has; they are counted before it begins. `renew_after`: tokens that an order
+    serves; None: it is never renewed.
     """
 
     renew_after: int | None = None
     _since = 0
-
-    def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
-        self._count(len(tokens))
-        decoder: Any = super()
-        return decoder.advance(tokens, last_only)
-
-    def score(self, tokens: Sequence[int]) -> None:
-        self._count(len(tokens))
-        decoder: Any = super()
-        decoder.score(tokens)
 
     def renew(self, progress: Progress = silent) -> None:
         """Put heads and blocks of every layer into new secret orders."""

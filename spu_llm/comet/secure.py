@@ -72,6 +72,14 @@ class SparseSecureDecoder(Renewing, SecureDecoder):
 
     # Passes
 
+    def advance(self, tokens: Sequence[int], last_only: bool = True) -> np.ndarray:
+        self._count(len(tokens))
+        return super().advance(tokens, last_only)
+
+    def score(self, tokens: Sequence[int]) -> None:
+        self._count(len(tokens))
+        super().score(tokens)
+
     def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         every = np.broadcast_to(np.arange(self.decoder.config.heads), (n, self.decoder.config.heads))
         self.session.publish(active_heads(None), every.astype(np.int64))

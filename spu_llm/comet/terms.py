@@ -45,6 +45,21 @@ class SparseTerms:
             for each in self.layers
         )
 
+    def check(self, config: DecoderConfig, renew: int | str) -> None:
+        """Raise UserError for what is not of this model, or not what was agreed to of orders."""
+        if self.renew != renew:
+            raise UserError(
+                f"the owner has orders serve {self.renew}, where {renew} was agreed to; give both the same sparsity.renew"
+            )
+        if len(self.layers) != config.layers:
+            raise UserError(f"the owner describes predictors of {len(self.layers)} layers, the model has {config.layers}")
+        for i, each in enumerate(self.layers):
+            ranks = [each.rank, *([] if each.head_rank is None else [each.head_rank])]
+            parts = each.blocks >= 1 and config.ffn % each.blocks == 0 and all(1 <= rank <= config.width for rank in ranks)
+            active = 1 <= each.active_blocks <= each.blocks and 1 <= each.active_heads <= config.heads
+            if not parts or not active or (i == 0 and each.head_rank is not None):
+                raise UserError(f"the owner describes predictors of layer {i} that no such layer can have: {each}")
+
     def to_json(self) -> bytes:
         return _TYPE.dump_json(self)
 

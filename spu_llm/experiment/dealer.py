@@ -51,6 +51,8 @@ class _Dealer:
             asked = json.loads(wanted.description)
             model, facts = Published.from_json(asked["model"].encode()), Facts(**asked["facts"])
             terms = None if asked["sparsity"] is None else SparseTerms.from_json(asked["sparsity"].encode())
+            if terms is not None:
+                terms.check(model.config, terms.renew)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(f"session {wanted.session}: no generation is described; use the same version everywhere") from None
         dealer, dealing = AheadDealer(model, facts, folder, blind_maker(terms)), Dealing(folder)

@@ -181,7 +181,9 @@ def _told(experiment: Experiment, session: RemoteSession, owned: _Owned | None) 
         return _Told(published, None)
     if config is not None:
         terms = sparse_terms(experiment, config).to_json()
-    return _Told(published, SparseTerms.from_json(session.broadcast(terms, "owner")))
+    heard = SparseTerms.from_json(session.broadcast(terms, "owner"))
+    heard.check(published.config, experiment.sparsity.renew)
+    return _Told(published, heard)
 
 
 class _Announced:

@@ -97,7 +97,7 @@ def sparse_terms(experiment: Experiment, decoder: DecoderConfig) -> SparseTerms:
     """What of the prepared file is public."""
     assert experiment.sparsity is not None
     layers = sparsity_file(experiment, decoder).layers
-    if experiment.protocol.ciphertexts:  # where no heads are skipped (comet/joint_sparse.py)
+    if experiment.protocol.ciphertexts or experiment.sparsity.renew == "token":  # no heads are skipped (comet/joint_sparse.py)
         layers = all_heads(layers)
     return terms_of(layers, experiment.sparsity.renew)
 
@@ -112,7 +112,7 @@ def sparse_metrics(
     """
     assert experiment.sparsity is not None
     layers = terms.layers
-    heads = [decoder.heads if terms.renew == "token" else layer.active_heads for layer in layers]
+    heads = [layer.active_heads for layer in layers]
     shuffle, dealt = phases.get(SHUFFLE, Phase()), phases.get(offline(SHUFFLE), Phase())
     return {
         "active_share": float(np.mean([layer.active_blocks / layer.blocks for layer in layers])),

@@ -45,7 +45,7 @@ def rewritten(function: Callable, fraction_bits: int) -> Callable:
 
     def traced(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        outputs = _Rewriting(fraction_bits).run(closed, jax.tree_util.tree_leaves(args))
+        outputs = _Rewriting(fraction_bits).of(closed, jax.tree_util.tree_leaves(args))
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
 
     return traced
@@ -57,9 +57,14 @@ class _Rewriting:
     def __init__(self, fraction_bits: int) -> None:
         self._bits = fraction_bits
         # by identity; values are kept with what is known of them, so that no other can get theirs
+        self._given: dict[int, Any] = {}  # depends on arguments: XLA computes the rest itself, where ring integers mean nothing
         self._positive: dict[int, Any] = {}
         self._not_positive: dict[int, Any] = {}
         self._largest: dict[int, tuple[Any, Any, tuple[int, ...]]] = {}  # a maximum, of what, over which axes
+
+    def of(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        self._given = {id(x): x for x in arguments}
+        return self.run(closed, arguments)
 
     def run(self, closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
         jaxpr = closed.jaxpr
@@ -82,6 +87,8 @@ class _Rewriting:
         bind = self._cheaper(eqn, inputs) or partial(eqn.primitive.bind, *subfunctions, **params)
         found = bind(*inputs)
         outputs = list(found) if eqn.primitive.multiple_results else [found]
+        if any(id(x) in self._given for x in inputs):
+            self._given |= {id(output): output for output in outputs}
         self._learn(eqn, inputs, outputs[0])
         return outputs
 
@@ -90,16 +97,19 @@ class _Rewriting:
         name = eqn.primitive.name
         if name == "dot_general" and eqn.params["dimension_numbers"][1][0]:
             return partial(_few_products, eqn.params["dimension_numbers"])
-        if name == "exp" and id(inputs[0]) in self._not_positive:
+        if name == "exp" and id(inputs[0]) in self._not_positive and id(inputs[0]) in self._given:
             return partial(_exp, self._bits)
         if name == "div" and id(inputs[1]) in self._positive:
-            one = isinstance(eqn.invars[0], Literal) and eqn.invars[0].val == 1
-            return (lambda _, x: _inverse(x)) if one else lambda number, x: number * _inverse(x)
+            if isinstance(eqn.invars[0], Literal) and eqn.invars[0].val == 1:
+                return lambda _, x: _inverse(x)
+            if id(inputs[0]) in self._positive:  # at most its denominator; of larger numbers the inverse's error would be seen
+                return lambda number, x: number * _inverse(x)
         return None
 
     def _learn(self, eqn: Any, inputs: Sequence[Any], output: Any) -> None:
         name, x, key = eqn.primitive.name, inputs[0] if inputs else None, id(output)
-        if name == "exp" or (name in ("reduce_sum", "broadcast_in_dim", "reshape") and id(x) in self._positive):
+        softmax = name == "exp" and id(x) in self._not_positive and id(x) in self._given
+        if softmax or (name in ("reduce_sum", "broadcast_in_dim", "reshape") and id(x) in self._positive):
             self._positive[key] = output
         if name == "reduce_max":
             self._largest[key] = output, x, eqn.params["axes"]

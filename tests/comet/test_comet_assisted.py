@@ -208,7 +208,7 @@ def test_between_parties(usual):
         assert usual.off(logits, len(PREFIX)) < ERROR
         assert [a == b for a, b in pairwise(orders)] == [True, False]
         shuffle = session.phases[SHUFFLE]
-        assert (shuffle.bytes, shuffle.messages) == (2 * 8 * opened_by_renewal(usual), 2 * 2 * len(usual.layers))
+        assert (shuffle.bytes, shuffle.messages) == (3 * 8 * opened_by_renewal(usual), 3 * 2 * len(usual.layers))
         with session.phase("layers") as phase:
             secure.run_layers(5)
         assert phase.bytes == 5 * 8 * opened_by_layers(usual, secure)

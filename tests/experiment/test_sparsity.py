@@ -1,6 +1,7 @@
 """Sparse decoding by YAML: what is refused, and what metrics and report have of a run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,24 @@ def test_what_is_told_has_no_weight(config):
                 assert part.shape == zero.shape and not zero.any()
     with pytest.raises(UserError, match="not valid"):
         SparseTerms.from_json(b'{"layers": []}')
+
+
+def test_terms_that_no_model_has_are_refused(config):
+    experiment, _ = load_experiment(config)
+    model = load_checkpoint(experiment.model.locate()).decoder.config
+    terms = terms_of(Prepared.load(experiment.sparsity.file).layers, 4)
+    terms.check(model, 4)
+    with pytest.raises(UserError, match="orders serve 4, where token was agreed to"):
+        terms.check(model, "token")
+    with pytest.raises(UserError, match="predictors of 1 layers, the model has 2"):
+        replace(terms, layers=terms.layers[:1]).check(model, 4)
+    first, second = terms.layers
+    wrong = {"blocks": 0}, {"blocks": 7}, {"rank": -1}, {"rank": 10**12}, {"active_blocks": 900}, {"active_heads": 99}
+    for changes in wrong:
+        with pytest.raises(UserError, match="predictors of layer 1 that no such layer can have"):
+            replace(terms, layers=(first, replace(second, **changes))).check(model, 4)
+    with pytest.raises(UserError, match="layer 0"):
+        replace(terms, layers=(second, second)).check(model, 4)
 
 
 @pytest.mark.parametrize(
