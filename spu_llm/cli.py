@@ -16,6 +16,7 @@ from .bench.op import HEADER, OPS, bench_op, row
 from .bench.quality import Amounts, bench_quality, summary
 from .cli_align import align_command
 from .cli_arhe import arhe_group, plan_group
+from .cli_arhe_service import SERVICE_COMMANDS
 from .cli_beaver import beaver_command
 from .cli_certificates import certificates_command
 from .cli_comet import comet_command
@@ -184,6 +185,8 @@ def run(config: Path, out: Path, overrides: tuple[str, ...], soal: Path | None, 
 
 main.add_command(align_command)
 main.add_command(arhe_group)
+for service_command in SERVICE_COMMANDS:
+    arhe_group.add_command(service_command)
 main.add_command(beaver_command)
 main.add_command(certificates_command)
 main.add_command(deal_command)

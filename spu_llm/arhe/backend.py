@@ -1,18 +1,17 @@
-"""What the executor asks of a CKKS implementation: the simulator is one, a library's binding is to be another."""
+"""What the executor asks of a CKKS implementation: the simulator is one, OpenFHE's binding the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from .parameters import CkksParameters
+from .slots import SlotMap
 
 Ciphertext = Any
-"""Whatever the backend makes of a vector of at most `slots` values."""
-SlotMap = Callable[[np.ndarray], np.ndarray]
-"""A public affine map of slots: the values of several ciphertexts end to end -> those of others."""
+"""Whatever the backend makes of a vector of `slots` values."""
 
 
 class Backend(Protocol):
@@ -22,10 +21,10 @@ class Backend(Protocol):
     bootstraps: int
 
     def encrypt(self, values: np.ndarray) -> Ciphertext:
-        """A fresh ciphertext, at the level a bootstrap leaves."""
+        """A fresh ciphertext of at most `slots` values, 0 in the other slots, at the level a bootstrap leaves."""
 
     def decrypt(self, x: Ciphertext) -> np.ndarray:
-        """The values: the client's alone."""
+        """All slots: the client's alone."""
 
     def level(self, x: Ciphertext) -> int: ...
 
@@ -33,6 +32,11 @@ class Backend(Protocol):
         """The same values at a lower level and at its scale."""
 
     def add(self, x: Ciphertext, y: Ciphertext) -> Ciphertext: ...
+
+    def subtract(self, x: Ciphertext, y: Ciphertext) -> Ciphertext: ...
+
+    def rotate(self, x: Ciphertext, steps: int) -> Ciphertext:
+        """Every value `steps` slots to the left, the first ones to the end; no level."""
 
     def add_constant(self, x: Ciphertext, constant: float) -> Ciphertext: ...
 
@@ -42,11 +46,8 @@ class Backend(Protocol):
     def multiply_constant(self, x: Ciphertext, constant: float) -> Ciphertext:
         """One level."""
 
-    def linear(self, inputs: Sequence[Ciphertext], function: SlotMap, sizes: Sequence[int]) -> list[Ciphertext]:
-        """Any affine map into ciphertexts of these sizes; one level."""
-
-    def fold(self, inputs: Sequence[Ciphertext], function: SlotMap, sizes: Sequence[int]) -> list[Ciphertext]:
-        """A map made of rotations and additions alone; no level."""
+    def linear(self, inputs: Sequence[Ciphertext], slot_map: SlotMap) -> list[Ciphertext]:
+        """The map of the inputs end to end; slots that it does not write become 0; one level."""
 
     def bootstrap(self, x: Ciphertext) -> Ciphertext:
         """The same values at `parameters.levels`; counted in `bootstraps`."""
@@ -71,6 +72,18 @@ def aligned(backend: Backend, ciphertexts: Sequence[Ciphertext]) -> list[Ciphert
     """The ciphertexts, all at the lowest one's level."""
     level = min(backend.level(x) for x in ciphertexts)
     return [backend.lower(x, level) for x in ciphertexts]
+
+
+def repeated(backend: Backend, x: Ciphertext, step: int, count: int) -> Ciphertext:
+    """The sum over i < count of x rotated i times by `step`, in about log2(count) rotations.
+
+    A negative step copies what begins the slots to the right, a positive one adds up what stands there.
+    """
+    if count == 1:
+        return x
+    half = repeated(backend, x, step, count // 2)
+    found = backend.add(half, backend.rotate(half, count // 2 * step))
+    return found if count % 2 == 0 else backend.add(backend.rotate(found, step), x)
 
 
 def evaluate_series(backend: Backend, x: Ciphertext, coefficients: np.ndarray) -> Ciphertext:

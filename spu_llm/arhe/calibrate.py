@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..errors import UserError
 from ..models.decoder import Decoder
+from .cutmax import fit_rounds
 from .graph import START, Op, Options, Program, Span, build_program
-from .meaning import Meaning, Ranges, attending
-from .polynomials import Series, fit, fit_reciprocal, series_depth
+from .meaning import Meaning, Ranges, attending, resolution
+from .polynomials import Series, fit, fit_reciprocal, series_depth, sign_series
 
 Range = tuple[float, float]
+_WEIGHT = 8.0
+"""The largest exponential. A bootstrap errs by about as much whatever it refreshes, so small values would lose the most."""
 
 
 @dataclass
@@ -22,7 +25,6 @@ class Seen:
 
     low: dict[str, np.ndarray] = field(default_factory=dict)
     high: dict[str, np.ndarray] = field(default_factory=dict)
-    logits: list[np.ndarray] = field(default_factory=list)
 
     def add(self, name: str, values: np.ndarray) -> None:
         """values [count, heads], or [count, 1]; none of a text of one token."""
@@ -34,33 +36,35 @@ class Seen:
 
 
 def exact_logits(decoder: Decoder, program: Program, tokens: Sequence[int], seen: Seen | None = None) -> np.ndarray:
-    """Logits [n, vocabulary] of a program's operations with exact functions, in one pass over n tokens; notes ranges in `seen`.
+    """Logits [n, vocabulary], less their mean, of a program's operations with exact functions, in one pass; notes ranges in `seen`.
 
     The program must skip nothing, so that every row has logits.
     """
+    return exact_values(decoder, program, tokens, seen)["logits"][:, 0]
+
+
+def exact_values(decoder: Decoder, program: Program, tokens: Sequence[int], seen: Seen | None = None) -> dict[str, np.ndarray]:
+    """Every value up to the logits, as `exact_logits`."""
     meaning, span = Meaning(decoder, program), Span(len(tokens), 0, program.options)
     values = {START: meaning.embedded(np.eye(decoder.config.vocabulary)[np.asarray(tokens)], 0)}
     for op in program.ops:
-        inputs = [values[name] for name in op.inputs]
-        values[op.output] = _exact(meaning, op, inputs, span)
+        values[op.output] = _exact(meaning, op, [values[name] for name in op.inputs], span)
         if seen is not None and op.feeds:
             _note(seen, op, values[op.output])
         if op.output == "logits":
             break
-    logits = values["logits"][:, 0, : decoder.config.vocabulary]
-    if seen is not None:
-        seen.add("logits", logits.reshape(-1, 1))
-    return logits
+    values["logits"] = values["logits"][..., : decoder.config.vocabulary]
+    return values
 
 
 def _exact(meaning: Meaning, op: Op, inputs: list[np.ndarray], span: Span) -> np.ndarray:
     if op.kind == "linear":
         return meaning.linear(op, inputs[0], span)
     if op.kind == "fold":
-        return meaning.fold(op, inputs, span)
+        return meaning.fold(inputs)
     if op.kind == "series":
         return meaning.function(op)(inputs[0])
-    a, b = meaning.operands(op, inputs, span)
+    a, b = meaning.operands(op, inputs)
     return a * b
 
 
@@ -84,8 +88,7 @@ def calibrate(decoder: Decoder, program: Program, texts: Sequence[Sequence[int]]
         raise UserError("calibration text of one token: attention is never run on it; give passages of two tokens or more")
     full = build_program(decoder.config, program.degrees, Options(skip=False), program.slots)
     seen = Seen()
-    for tokens in texts:
-        exact_logits(decoder, full, tokens, seen)
+    logits = np.concatenate([exact_logits(decoder, full, tokens, seen) for tokens in texts])
     meaning, series, shifts, units = Meaning(decoder, program), {}, {}, {}
     for op in program.ops:
         if not op.feeds:
@@ -93,8 +96,9 @@ def calibrate(decoder: Decoder, program: Program, texts: Sequence[Sequence[int]]
         layer, kind = op.name.split(".")[0], op.name.split(".")[-1]
         low, high = seen.low[op.name], seen.high[op.name]
         if kind == "scores":
-            low, shifts[layer] = _widened(low, high, margin)
-            found = float((low - shifts[layer]).min()), 0.0
+            low, high = _widened(low, high, margin)
+            shifts[layer] = high - np.log(_WEIGHT)
+            found = float((low - shifts[layer]).min()), float(np.log(_WEIGHT))
         elif kind == "total":
             units[layer] = np.sqrt(low * high) * np.exp(-shifts[layer])
             ratio = margin * float(np.sqrt(high / low).max())
@@ -104,8 +108,25 @@ def calibrate(decoder: Decoder, program: Program, texts: Sequence[Sequence[int]]
         else:
             found = tuple(float(x[0]) for x in _widened(low, high, margin))  # type: ignore[assignment]
         series[op.feeds] = _fitted(meaning, program, op.feeds, found)
-    low, high = _widened(seen.low["logits"], seen.high["logits"], margin)
-    return Ranges(series, shifts, units, (float(low[0]), float(high[0])))
+    return with_argmax(Ranges(series, shifts, units), program, logits, margin)
+
+
+def check_resolved(ranges: Ranges, margin: float) -> None:
+    """Raise UserError where the argmax would tell no logits apart."""
+    if not np.isfinite(ranges.resolved):
+        raise UserError(f"margin {margin}: over so wide a range cutmax tells no logits apart; lower it, or take --argmax league")
+
+
+def with_argmax(ranges: Ranges, program: Program, logits: np.ndarray, margin: float) -> Ranges:
+    """What the argmax needs to know of logits like these [n, vocabulary], of mean 0, added to the ranges."""
+    low, high = (float(x) for x in _widened(logits.min(), logits.max(), margin))
+    if program.argmax == "cutmax":
+        fitted = fit_rounds(program.degrees, logits, high, margin)
+        found = {name: getattr(fitted, name) for name in ("zero", "unit", "beyond", "offsets", "resolved")}
+        return replace(ranges, logits=(low, high), series=ranges.series | fitted.series, **found)
+    steps = 1 if program.groups == [program.candidates] else 2  # the largest is told from the others, then met by all again
+    resolved = steps * resolution(sign_series(program.sign_degrees)) * (high - low)
+    return replace(ranges, logits=(low, high), zero=(low + high) / 2, unit=high - low, resolved=resolved)
 
 
 def _fitted(meaning: Meaning, program: Program, name: str, span: Range) -> Series:

@@ -1,6 +1,6 @@
 """What each operation of a step computes on plain arrays: public maps of the model's weights, functions that series stand for.
 
-Arrays: [rows, pieces, size], or [rows, pieces, positions, size] for values of pairs; a stored value is [positions, pieces, size].
+Arrays: [rows, pieces, size], or [rows, pieces, positions, size] for values of pairs; a stored value is [positions, heads, size].
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ Function = Callable[[np.ndarray], np.ndarray]
 @dataclass(frozen=True)
 class Ranges:
     """What calibration found: a series for each function, by the operation's name, and by layer what heads are shifted and scaled
-    by: scores less `shifts`, sums over `units` ([heads] each). `logits`: least and largest logit."""
+    by: scores less `shifts`, sums over `units` ([heads] each). `logits`: least and largest logit, less their mean. The argmax
+    takes (logit - `zero`) / `unit`, and `beyond` in slots beyond the vocabulary; a shift adds its `offsets`. Logits that differ by
+    `resolved` are told apart."""
 
     series: dict[str, Series] = field(default_factory=dict)
     shifts: dict[str, np.ndarray] = field(default_factory=dict)
     units: dict[str, np.ndarray] = field(default_factory=dict)
     logits: tuple[float, float] = (-0.5, 0.5)
+    zero: float = 0.0
+    unit: float = 1.0
+    beyond: float = -0.5
+    offsets: dict[str, float] = field(default_factory=dict)
+    resolved: float = np.inf
 
 
 class Meaning:
@@ -38,10 +45,11 @@ class Meaning:
         self._layers = [self._folded(layer) for layer in decoder.params["layers"]]
         table = np.asarray(decoder.params["embed"]["table"], np.float32)
         self._table = self._centred(table)
-        self._head = np.asarray(decoder.head_table, np.float32)
+        head = np.asarray(decoder.head_table, np.float32)
+        self._head = head - head.mean(0)
         positions = decoder.params["embed"].get("positions")
         self._positions = None if positions is None else self._centred(np.asarray(positions, np.float32))
-        self._signs = sign_series(program.degrees)
+        self._signs = sign_series(program.sign_degrees)
         self.threshold = resolution(self._signs)
 
     def embedded(self, weights: np.ndarray, place: int) -> np.ndarray:
@@ -59,36 +67,29 @@ class Meaning:
             found = (found - series.middle) / series.half
         return found
 
-    def fold(self, op: Op, inputs: list[np.ndarray], span: Span) -> np.ndarray:
-        """An operation of rotations and additions."""
-        kind = op.name.split(".")[-1]
-        if kind == "mix":
+    def fold(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """A layer's sums: of values that were weighed, over positions; of rows, where only the last ones are needed of both."""
+        if len(inputs) == 1:
             return inputs[0].sum(2)
-        if kind == "difference":
-            a, b = self._halves(inputs[0])
-            return a - b
-        if kind == "best" and len(inputs) == 1:  # a league's: all but the chosen are 0
-            size = self.program.layouts[op.output].size
-            return inputs[0].reshape(1, 1, size, -1).sum(3)
         rows = min(len(x) for x in inputs)
-        found = sum(x[-rows:] for x in inputs[:-1])
-        return found - inputs[-1] if kind == "gap" else found + inputs[-1]
+        return inputs[0][-rows:] + inputs[1][-rows:]
 
-    def operands(self, op: Op, inputs: list[np.ndarray], span: Span) -> list[np.ndarray]:
-        """A product's inputs laid out alike."""
-        layout = self.program.layouts[op.output]
+    def operands(self, op: Op, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        """A layer's product's inputs, laid out alike."""
         kind = op.name.split(".")[-1]
-        if kind.startswith("wins"):
-            pairs = inputs[0].reshape(-1, 2 * layout.size // self._left(op))
-            half = pairs.shape[1] // 2
-            return [pairs[:, :half].reshape(1, 1, -1), pairs[:, half:].reshape(1, 1, -1)]
         if kind in ("dot", "weighed"):
-            shape = (len(span.attended(layout.last)), self.config.heads, span.past + span.new, self.config.head_width)
             first = inputs[0][:, :, None] if kind == "dot" else inputs[0]
-            stored = np.repeat(inputs[1], self.config.heads // self.config.kv_heads, axis=1)
-            return [np.broadcast_to(first, shape), np.broadcast_to(stored.transpose(1, 0, 2)[None], shape)]
+            return list(np.broadcast_arrays(first, inputs[1].transpose(1, 0, 2)[None]))
         rows = min(len(x) for x in inputs)
         return [x[-rows:] for x in inputs]
+
+    def logits(self, written: np.ndarray) -> np.ndarray:
+        """Logits less their mean, of what the argmax takes."""
+        return written * self.ranges.unit + self.ranges.zero
+
+    def offset(self, op: Op) -> float:
+        """What a shift adds."""
+        return self.ranges.offsets[op.name]
 
     def coefficients(self, op: Op) -> np.ndarray:
         """Of a series, for inputs in [-1, 1]."""
@@ -118,11 +119,6 @@ class Meaning:
         name = op.name.split(".")[0]
         return name.startswith("round") and self.program.groups[int(name.removeprefix("round"))] == 2
 
-    def _left(self, op: Op) -> int:
-        """Candidates that enter a round."""
-        number = int(op.name.split(".")[0].removeprefix("round"))
-        return self.program.candidates // int(np.prod(self.program.groups[:number]))
-
     def _centred(self, kernel: np.ndarray) -> np.ndarray:
         """What writes the residual stream, less its mean over the width: the mean that layer norms take away."""
         return kernel if self.config.llama_like else kernel - kernel.mean(-1, keepdims=True)
@@ -148,18 +144,26 @@ class Meaning:
         kernel, bias = self._layers[int(layer.removeprefix("layer"))][name]
         if layout.last and self.program.options.skip:
             x = x[-1:]
-        return (_times(x.reshape(len(x), -1), kernel) + bias).reshape(len(x), layout.pieces, layout.size)
+        return (_times(x.reshape(len(x), -1), kernel) + bias).reshape(len(x), -1, layout.size)
 
     def _q(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
         found = self._dense(op, x)
         return found if self.config.rope_base is None else self._rotated(found, span)
 
-    _k = _q
+    def _k(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
+        return self._repeated(self._q(op, x, span))
 
     def _v(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
+        return self._repeated(self._dense(op, x))
+
+    def _repeated(self, x: np.ndarray) -> np.ndarray:
+        """Keys or values, once for each head that shares them."""
+        return np.repeat(x, self.config.heads // self.config.kv_heads, axis=1)
+
+    def _up(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
         return self._dense(op, x)
 
-    _up = _beside = _down = _v
+    _beside = _down = _up
 
     def _projected(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
         return self._dense(op, x / self._unit(op))
@@ -189,21 +193,22 @@ class Meaning:
         return self.ranges.units.get(op.name.split(".")[0], np.ones(self.config.heads))[:, None]
 
     def _logits(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
-        """Scaled to [-1/2, 1/2]; the slots beyond the vocabulary are at the least."""
-        low, high = self.ranges.logits
+        """Less their mean, as the argmax takes them."""
         rows = x[-1:] if self.program.options.skip else x
         kernel, bias = _after(self.decoder.params["final"]["norm"], {"kernel": self._head.T})
-        found = np.full((len(rows), 1, self.program.candidates), -0.5)
-        found[..., : self.config.vocabulary] = (_times(rows, kernel) + bias - (low + high) / 2) / (high - low)
+        found = np.full((len(rows), 1, self.program.candidates), self.ranges.beyond)
+        found[..., : self.config.vocabulary] = (_times(rows, kernel) + bias - self.ranges.zero) / self.ranges.unit
         return found
 
     def _difference(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:
-        """A league's: each less every other of its group, 1 against itself."""
-        x = x[-1:]
+        """A league's: each less every other of its group, 1 against itself; [opponent, candidate].
+
+        A group's members are as far apart as there are groups, so that halves of the opponents, and members, meet by rotations.
+        """
         left = x.shape[-1]
         group = self.program.layouts[op.output].size // left
-        members = x.reshape(-1, group)
-        found = members[:, :, None] - members[:, None, :] + np.eye(group)
+        members = x[-1].reshape(group, -1)
+        found = members[None] - members[:, None] + np.eye(group)[:, :, None]
         return found.reshape(1, 1, -1)
 
     def _kept(self, op: Op, x: np.ndarray, span: Span) -> np.ndarray:

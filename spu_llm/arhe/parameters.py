@@ -13,7 +13,11 @@ class CkksParameters:
 
     `levels` is what a ciphertext has after a bootstrap, `reserve` what a bootstrap's input must still have. The bootstrap's own
     levels and the primes for switching keys count in the modulus, not in `levels`. `message_ratio_bits`: first prime over the
-    largest value's scale, what the bootstrap's modular reduction needs to be nearly linear. `slots` is half the ring unless given.
+    largest value's scale, what the bootstrap's modular reduction needs to be nearly linear. A bootstrap may divide its input by
+    2^correction_bits first and multiply its result by as much: a larger input for a larger error. `transform_levels`: what a
+    bootstrap spends in each of its two transforms. `digits`: parts of a ciphertext when its key is switched; more need fewer bits
+    of `switching_bits` and more time. `few_keys`: for rotations by powers of two alone, log2(slots) of them in place of about
+    2 sqrt(slots), for more time. `slots` is half the ring unless given.
     """
 
     log_ring: int = 16
@@ -25,6 +29,10 @@ class CkksParameters:
     switching_bits: int = 183
     hamming_weight: int = 192
     message_ratio_bits: int = 8
+    correction_bits: int = 0
+    transform_levels: int = 3
+    digits: int = 3
+    few_keys: bool = False
     slots: int = 0
 
     def __post_init__(self) -> None:
@@ -41,7 +49,7 @@ class CkksParameters:
             raise UserError(
                 f"{self.levels} levels, {self.reserve} of them reserved: none is left to compute with; give more levels"
             )
-        if self.first_bits - self.scale_bits - self.message_ratio_bits < 1:
+        if self.first_bits - self.scale_bits + self.correction_bits - self.message_ratio_bits < 1:
             raise UserError(
                 f"scale 2^{self.scale_bits} under a first prime of {self.first_bits} bits: no value fits; lower the scale"
             )
@@ -63,7 +71,7 @@ class CkksParameters:
     @property
     def largest(self) -> float:
         """Largest absolute value that a bootstrap's input may hold."""
-        return 2.0 ** (self.first_bits - self.scale_bits - self.message_ratio_bits)
+        return 2.0 ** (self.first_bits - self.scale_bits + self.correction_bits - self.message_ratio_bits)
 
 
 PAPER = CkksParameters()
@@ -74,4 +82,16 @@ and three primes of 61. With five such primes the same modulus leaves 7 levels."
 OPENFHE = CkksParameters(reserve=1)
 """The same levels where a bootstrap's input must keep one, as OpenFHE's must."""
 
-PRESETS = {"paper": PAPER, "openfhe": OPENFHE}
+TOY = CkksParameters(
+    11, levels=11, reserve=1, scale_bits=59, bootstrap_bits=16 * 59, switching_bits=10 * 60, correction_bits=9, message_ratio_bits=6
+)
+"""A ring for tests and first runs: NOT SECURE. Ten levels to spend, as `PAPER`; OpenFHE's bootstrap takes sixteen of its own."""
+
+SECURE = CkksParameters(
+    levels=8, reserve=1, scale_bits=56, bootstrap_bits=16 * 56, switching_bits=5 * 60, correction_bits=6, message_ratio_bits=6,
+    digits=5, few_keys=True, slots=1024,
+)  # fmt: skip
+"""128 bits by the standard's tables, which allow 1747 bits at this ring: seven levels to spend. Ring 2^15 allows 881 bits, so
+scales of 34 bits, at which a bootstrap errs by more than 1."""
+
+PRESETS = {"paper": PAPER, "openfhe": OPENFHE, "toy": TOY, "secure": SECURE}

@@ -31,7 +31,8 @@ def series_depth(degree: int) -> int:
 class Degrees:
     """Degrees of the polynomials, and how many steep and flat parts a sign is composed of: known before any run.
 
-    `squarings`: exp(x) is a polynomial for exp(x / 2^squarings), squared so often.
+    `squarings`: exp(x) is a polynomial for exp(x / 2^squarings), squared so often. Of CutMax (cutmax.py): squarings of each `cuts`
+    and `shares` round, the degrees of their factors, and the sign's parts.
     """
 
     inverse_root: int = 27
@@ -41,16 +42,24 @@ class Degrees:
     activation: int = 27
     steep: int = 3
     flat: int = 2
+    cuts: tuple[int, ...] = (3, 4)
+    shares: tuple[int, ...] = (5, 2, 2)
+    cut_factor: int = 27
+    share_factor: int = 119
+    cut_steep: int = 0
+    cut_flat: int = 2
 
     def __post_init__(self) -> None:
         """Raise UserError for degrees out of range."""
-        for name in ("inverse_root", "exponential", "reciprocal", "activation"):
+        for name in ("inverse_root", "exponential", "reciprocal", "activation", "cut_factor", "share_factor"):
             series_depth(getattr(self, name))
-        for name in ("squarings", "steep", "flat"):
+        for name in ("squarings", "steep", "flat", "cut_steep", "cut_flat"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} is {getattr(self, name)}; give a number of 0 or more")
-        if self.steep + self.flat < 1:
+        if min(self.steep + self.flat, self.cut_steep + self.cut_flat) < 1:
             raise UserError("a sign of no polynomial; give steep or flat parts")
+        if not self.shares or min(*self.cuts, *self.shares, 1) < 1:
+            raise UserError(f"cuts {self.cuts}, shares {self.shares}: give one share at least, and squarings of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,9 @@ class Series:
     coefficients: np.ndarray
     low: float
     high: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return chebyshev.chebval((x - self.middle) / self.half, self.coefficients)
 
     @property
     def half(self) -> float:

@@ -48,6 +48,7 @@ def planned(
         "levels_step": depth(schedule.program),
         "start_level": schedule.levels[START],
         "formula": schedule.formula(),
+        "argmax": schedule.program.argmax,
         "argmax_groups": schedule.program.groups,
         "places": len(schedule.refreshes),
         "planning_seconds": taken,
@@ -76,14 +77,20 @@ def depth(program: Program) -> int:
 def _ladder(
     config: DecoderConfig, parameters: CkksParameters, degrees: Degrees, options: Options, context: int
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """Counts with none of the options, adding one after the other, and of the given ones without each."""
-    names = [field.name for field in fields(Options)]
-    rungs = {"none": Options(**dict.fromkeys(names, False))}
+    """Counts with none of the options, adding one after the other, with each argmax, and of the given ones without each."""
+    names = [field.name for field in fields(Options) if field.name != "argmax"]
+    chosen: dict[str, Any] = dict.fromkeys(names, False)
+    rungs = {"none": Options(**chosen, argmax="tournament")}
     for number, name in enumerate(names, 1):
-        rungs["+".join(names[:number])] = replace(rungs["none"], **dict.fromkeys(names[:number], True))
-        rungs[f"without {name}"] = replace(options, **{name: False})
-    for rung, chosen in rungs.items():
-        schedule = schedule_of(config, parameters, degrees, chosen)
+        chosen |= {name: True}
+        rungs["+".join(names[:number])] = Options(**chosen, argmax="tournament")
+        without: dict[str, Any] = {name: False}
+        rungs[f"without {name}"] = replace(options, **without)
+    every = "+".join(names)
+    rungs |= {f"{every}+league": Options(**chosen, argmax="league"), f"{every}+cutmax": Options(**chosen, argmax="cutmax")}
+    rungs["without league"] = replace(options, argmax="tournament")
+    for rung, with_these in rungs.items():
+        schedule = schedule_of(config, parameters, degrees, with_these)
         step, prompt = step_span(schedule, context), prompt_span(schedule, context)
         yield rung, {"bootstraps_step": schedule.bootstraps(step), "bootstraps_prompt": schedule.bootstraps(prompt)}
 

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from .backend import LevelViolation, RangeViolation, SlotMap
+from .backend import LevelViolation, RangeViolation
 from .parameters import CkksParameters
+from .slots import SlotMap
 
 _SAME_SCALE = 1e-9
 """Scales further apart than this, relatively, are not added: the sum would err by as much."""
@@ -21,7 +22,7 @@ _DRIFT_BITS = 0.5
 
 @dataclass(frozen=True)
 class Simulated:
-    """Values of the slots in use; scale: what a plaintext 1 is encoded as."""
+    """Values of all slots; scale: what a plaintext 1 is encoded as."""
 
     values: np.ndarray
     level: int
@@ -45,7 +46,9 @@ class Simulator:
             raise LevelViolation(f"scales from 2^{parameters.scale_bits} drift apart over {parameters.levels} levels")
 
     def encrypt(self, values: np.ndarray) -> Simulated:
-        return self._fresh(np.asarray(values, np.float64))
+        if len(values) > self.parameters.slots:
+            raise ValueError(f"{len(values)} values do not fit {self.parameters.slots} slots")
+        return self._fresh(np.pad(np.asarray(values, np.float64), (0, self.parameters.slots - len(values))))
 
     def decrypt(self, x: Simulated) -> np.ndarray:
         return x.values
@@ -65,26 +68,30 @@ class Simulator:
         self._agree(x, y)
         return self._made(x.values + y.values, x.level, x.scale)
 
+    def subtract(self, x: Simulated, y: Simulated) -> Simulated:
+        self._agree(x, y)
+        return self._made(x.values - y.values, x.level, x.scale)
+
+    def rotate(self, x: Simulated, steps: int) -> Simulated:
+        return self._made(np.roll(x.values, -steps), x.level, x.scale)
+
     def add_constant(self, x: Simulated, constant: float) -> Simulated:
         return self._made(x.values + constant, x.level, x.scale)
 
     def multiply(self, x: Simulated, y: Simulated) -> Simulated:
         self._agree(x, y)
-        if len(x.values) != len(y.values):
-            raise ValueError(f"operands of {len(x.values)} and {len(y.values)} values")
         return self._rescaled(x.values * y.values, x.level, x.scale * y.scale)
 
     def multiply_constant(self, x: Simulated, constant: float) -> Simulated:
         return self._rescaled(x.values * constant, x.level, x.scale * self._plain_scale(x))
 
-    def linear(self, inputs: Sequence[Simulated], function: SlotMap, sizes: Sequence[int]) -> list[Simulated]:
-        first = inputs[0]
+    def linear(self, inputs: Sequence[Simulated], slot_map: SlotMap) -> list[Simulated]:
+        first, slots = inputs[0], self.parameters.slots
+        for other in inputs[1:]:
+            self._agree(first, other)
         scale = first.scale * self._plain_scale(first)
-        return [self._rescaled(part, first.level, scale) for part in self._mapped(inputs, function, sizes)]
-
-    def fold(self, inputs: Sequence[Simulated], function: SlotMap, sizes: Sequence[int]) -> list[Simulated]:
-        first = inputs[0]
-        return [self._made(part, first.level, first.scale) for part in self._mapped(inputs, function, sizes)]
+        found = slot_map.applied(np.concatenate([x.values for x in inputs]), slots)
+        return [self._rescaled(part, first.level, scale) for part in found.reshape(-1, slots)]
 
     def bootstrap(self, x: Simulated) -> Simulated:
         if x.level < self.parameters.reserve:
@@ -97,16 +104,6 @@ class Simulator:
         largest = float(np.abs(x.values).max(initial=0.0))
         if not largest <= bound + _TOLERANCE:
             raise RangeViolation(largest, bound)
-
-    def _mapped(self, inputs: Sequence[Simulated], function: SlotMap, sizes: Sequence[int]) -> list[np.ndarray]:
-        for other in inputs[1:]:
-            self._agree(inputs[0], other)
-        if max(sizes) > self.parameters.slots:
-            raise ValueError(f"{max(sizes)} values do not fit {self.parameters.slots} slots")
-        found = function(np.concatenate([x.values for x in inputs]))
-        if found.shape != (sum(sizes),):
-            raise ValueError(f"a map gave {found.shape} values for {sum(sizes)} slots")
-        return np.split(found, np.cumsum(sizes)[:-1])
 
     def _plain_scale(self, x: Simulated) -> float:
         """Of a plaintext factor, so that the product has the next level's scale."""
