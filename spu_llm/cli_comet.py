@@ -30,6 +30,10 @@ from .progress import bar, silent
     "--recall", default=Rule.recall, show_default=True, type=click.FloatRange(0, 1, True), help="Neurons' mass to be computed."
 )
 @click.option(
+    "--neuron-recall", default=Rule.neuron_recall, show_default=True, type=click.FloatRange(0, 1, True),
+    help="Firing neurons to be computed.",
+)  # fmt: skip
+@click.option(
     "--head-recall", default=Rule.head_recall, show_default=True, type=click.FloatRange(0, 1, True),
     help="Heads' mass to be computed; 1 skips no head.",
 )  # fmt: skip

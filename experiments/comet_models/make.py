@@ -2,8 +2,9 @@
 
     python experiments/comet_models/make.py COMMAND --texts FOLDER --out FOLDER
 
-sparse: trains kjv-relu with a penalty on hidden units in use. dense: the same without. ship: what is committed, in float16.
-measure: result.json and plot.png, on text that neither saw.
+narrow: trains with a penalty on all hidden units in use, which leaves each block few that ever fire. sparse: kjv-relu, which goes
+on from there: silent units are revived and kept alive, and only blocks beyond those that a token may use pay. dense: narrow without
+a penalty. ship: what is committed, in float16. measure: result.json and plot.png, on text that none saw.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import matplotlib.pyplot as plt
 from spu_llm.errors import UserError
 from spu_llm.experiment.schema import CONFIGS
 from spu_llm.models import Checkpoint, Decoder, DecoderConfig, Tokenizer, load_checkpoint
+from spu_llm.models.revive import revived
 from spu_llm.models.save import save_checkpoint
 from spu_llm.models.training import (
     Batch,
@@ -58,9 +60,14 @@ SHAPE = DecoderConfig(
     tied_head=True, end_tokens=(0,), start_token=START,
 )  # fmt: skip
 DENSE = TrainingConfig(steps=800, rate=2e-3, warmup=40)
-SPARSE = replace(DENSE, sparsity=Sparsity(active=0.09, strength=1.0, group=BLOCK))
-PLANS = {"kjv-relu": SPARSE, "kjv-relu-dense": DENSE}
+NARROW = replace(DENSE, sparsity=Sparsity(active=0.09, strength=1.0, group=BLOCK))
+SPARSE = TrainingConfig(steps=440, rate=1e-3, sparsity=Sparsity(0.09, 1.0, BLOCK, begin=0, end=0.01, tail=True, rare=0.05))
+PLANS = {"kjv-relu-narrow": NARROW, "kjv-relu": SPARSE, "kjv-relu-dense": DENSE}
+SILENT = 1e-4  # share of tokens below which a unit is revived
+NOISE = 0.3  # of its inputs, relative
+READ = 12  # every so many-th sequence is read to find silent units
 KEPT_BLOCKS = (0, 1, 2, 4, 6, 8, 10, 12, 16, 64)  # of a layer, for what a constant number of blocks costs
+KEPT_UNITS = (1024, 896, 768, 512, 384, 256)  # of a layer, for what an owner loses who prunes the model
 
 
 # Training
@@ -92,15 +99,25 @@ def weights() -> np.ndarray:
     return sequence_weights(SHAPE.positions, (START,))
 
 
+def widened(narrow: Path, rows: np.ndarray) -> Decoder:
+    """The narrow model with its silent units revived."""
+    decoder = load_checkpoint(narrow).decoder
+    fires = fired(decoder, rows[::READ]).mean(1) >= SILENT
+    return revived(decoder, fires, BLOCK, NOISE, SEED)
+
+
 def make(name: str, texts: Path, out: Path) -> None:
     """One model, resumable; what is finished is not made again."""
     config, rows = PLANS[name], sequences(texts / "private.txt")
+    goes_on = name == "kjv-relu"
+    before = NARROW.steps if goes_on else 0
 
     def batch(step: int) -> Batch:
-        return Batch(rows[rows_of(step, SEQUENCES, len(rows), SEED)], weights())
+        return Batch(rows[rows_of(before + step, SEQUENCES, len(rows), SEED)], weights())
 
-    kept = Kept(out / f"{name}.training.safetensors", f"private.txt {rows.shape} {SEQUENCES} {SEED}")
-    trained = train(begun(), batch, next_token_loss, config, kept, bar)
+    kept = Kept(out / f"{name}.training.safetensors", f"private.txt {rows.shape} {SEQUENCES} {SEED} {before}")
+    first = widened(out / "kjv-relu-narrow", rows) if goes_on else begun()
+    trained = train(first, batch, next_token_loss, config, kept, bar)
     save_checkpoint(out / name, trained.decoder, tokenizer())
     facts = {
         "parameters": sum(leaf.size for leaf in jax.tree_util.tree_leaves(trained.decoder.params)),
@@ -121,13 +138,18 @@ def ship(out: Path) -> None:
 # Measuring
 
 
-def used_blocks(decoder: Decoder, rows: np.ndarray) -> dict[str, Any]:
-    """Which hidden units are 0 at the positions of text, by layer, as they are and in blocks of BLOCK neighbours."""
+def fired(decoder: Decoder, rows: np.ndarray) -> np.ndarray:
+    """[layers, positions, ffn] bool: which hidden units are above 0 at the positions of text."""
     step = jax.jit(partial(sequence_pass, SHAPE, block=hidden_block(SHAPE)))
     params, units = stacked(decoder.params), []
     for at in range(0, len(rows), SEQUENCES):
         units.append(np.asarray(step(params, rows[at : at + SEQUENCES])[1][:, :, 1:] > 0))
-    used = np.concatenate(units, axis=1).reshape(SHAPE.layers, -1, SHAPE.ffn)
+    return np.concatenate(units, axis=1).reshape(SHAPE.layers, -1, SHAPE.ffn)
+
+
+def used_blocks(decoder: Decoder, rows: np.ndarray) -> dict[str, Any]:
+    """Which hidden units are 0 at the positions of text, by layer, as they are and in blocks of BLOCK neighbours."""
+    used = fired(decoder, rows)
     blocks = used.reshape(*used.shape[:-1], -1, BLOCK).any(-1)
     counts, often = blocks.sum(-1), blocks.mean(1)
     return {
@@ -138,6 +160,23 @@ def used_blocks(decoder: Decoder, rows: np.ndarray) -> dict[str, Any]:
         "blocks_never_used": (often == 0).sum(-1),
         "most_used_block": often.max(-1),
     }
+
+
+def unit_masses(decoder: Decoder, rows: np.ndarray) -> np.ndarray:
+    """[layers, ffn] what each hidden unit adds over all positions of text: its value times the norm of its row of `down`."""
+    step = jax.jit(partial(sequence_pass, SHAPE, block=hidden_block(SHAPE)))
+    params = stacked(decoder.params)
+    sums = sum(np.asarray(step(params, rows[at : at + SEQUENCES])[1].sum((1, 2))) for at in range(0, len(rows), SEQUENCES))
+    return sums * np.linalg.norm(params["layers"]["down"]["kernel"], axis=-1)
+
+
+def pruned(decoder: Decoder, unit_masses: np.ndarray, count: int) -> Decoder:
+    """The decoder with the `count` units of most mass in each layer, the others adding nothing."""
+    layers = []
+    for layer, mass in zip(decoder.params["layers"], unit_masses, strict=True):
+        kept = mass >= np.sort(mass)[-count]
+        layers.append({**layer, "down": {**layer["down"], "kernel": layer["down"]["kernel"] * kept[:, None]}})
+    return Decoder(decoder.config, {**decoder.params, "layers": layers})
 
 
 def best_blocks(count: int, units: jax.Array, _: jax.Array) -> jax.Array:
@@ -159,17 +198,20 @@ def perplexity_of(decoder: Decoder, rows: np.ndarray, count: int) -> float:
 
 
 def measure(texts: Path, out: Path) -> None:
-    rows = sequences(texts / "held_out.txt")
+    rows, learned = sequences(texts / "held_out.txt"), sequences(texts / "private.txt")[::READ]
     shipped = load_checkpoint(CONFIGS / "weights/kjv-relu").decoder
     models = {"kjv-relu": shipped}
-    if (out / "kjv-relu-dense.json").is_file():
-        models["kjv-relu-dense"] = load_checkpoint(out / "kjv-relu-dense").decoder
+    for name in ("kjv-relu-narrow", "kjv-relu-dense"):
+        if (out / f"{name}.json").is_file():
+            models[name] = load_checkpoint(out / name).decoder
     found: dict[str, Any] = {"held_out_tokens": int(rows[:, 1:].size), "blocks": SHAPE.ffn // BLOCK, "models": {}}
     for name, decoder in models.items():
+        sums = unit_masses(decoder, learned)
         found["models"][name] = {
             "perplexity": perplexity(decoder, rows, weights()),
             **used_blocks(decoder, rows),
             "perplexity_by_blocks": {count: perplexity_of(decoder, rows, count) for count in KEPT_BLOCKS},
+            "perplexity_by_units": {count: perplexity(pruned(decoder, sums, count), rows, weights()) for count in KEPT_UNITS},
             "training": json.loads((out / f"{name}.json").read_text()),
         }
     found["kjv_perplexity"] = perplexity(kjv().decoder, rows, weights())
@@ -184,11 +226,14 @@ def plain(value: Any) -> Any:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    figure, (zeros, kept) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (zeros, kept, cut) = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
     layers = np.arange(SHAPE.layers)
     for i, (name, model) in enumerate(found["models"].items()):
-        zeros.bar(layers + 0.4 * i - 0.2, 100 * model["zeros"], 0.38, label=f"{name}: neurons", alpha=0.5, color=f"C{i}")
-        zeros.plot(layers + 0.4 * i - 0.2, 100 * model["zero_blocks"], "o", label=f"{name}: blocks of {BLOCK}", color=f"C{i}")
+        places = layers + 0.3 * i - 0.3
+        zeros.bar(places, 100 * model["zeros"], 0.28, label=f"{name}: neurons", alpha=0.5, color=f"C{i}")
+        zeros.plot(places, 100 * model["zero_blocks"], "o", label=f"{name}: blocks of {BLOCK}", color=f"C{i}")
+        units = model["perplexity_by_units"]
+        cut.plot(list(units), [100 * (each / model["perplexity"] - 1) for each in units.values()], "o-", label=name)
         counts = model["perplexity_by_blocks"]
         label = f"{name}: {model['perplexity']:.1f} with all"
         kept.plot([100 * count / found["blocks"] for count in counts], list(counts.values()), "o-", label=label, color=f"C{i}")
@@ -196,17 +241,20 @@ def draw(found: dict[str, Any], path: Path) -> None:
     zeros.legend(fontsize=7)
     kept.set(title="A constant number of blocks a token", xlabel="% of blocks, the best", ylabel="perplexity", yscale="log")
     kept.legend(fontsize=7)
+    cut.set(title="Pruned to the neurons of most mass", xlabel="neurons a layer", ylabel="perplexity added, %", yscale="symlog")
+    cut.legend(fontsize=7)
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("sparse", "dense", "ship", "measure"))
+    parser.add_argument("command", choices=("narrow", "sparse", "dense", "ship", "measure"))
     parser.add_argument("--texts", type=Path, default=Path("results/post_models/texts"))
     parser.add_argument("--out", type=Path, default=Path("results/comet_models"))
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     commands = {
+        "narrow": partial(make, "kjv-relu-narrow", chosen.texts),
         "sparse": partial(make, "kjv-relu", chosen.texts),
         "dense": partial(make, "kjv-relu-dense", chosen.texts),
         "ship": ship,

@@ -8,6 +8,6 @@ out=results/comet_models
 python=${PYTHON:-.venv/bin/python}
 
 $python experiments/post_models/make.py texts --out results/post_models
-for part in ${*:-sparse ship dense measure}; do
+for part in ${*:-narrow sparse ship dense measure}; do
     $python $here/make.py "$part" --texts results/post_models/texts --out "$out"
 done

@@ -9,6 +9,6 @@ prepared=configs/comet/kjv-relu.safetensors
 python=${PYTHON:-.venv/bin/python}
 
 $python experiments/post_models/make.py texts --out results/post_models
-[ -e "$prepared" ] || $python -m spu_llm prepare comet --model kjv-relu --text "$texts/public.txt" --out "$prepared"
+[ -e "$prepared" ] || $python -m spu_llm prepare comet --model kjv-relu --text "$texts/public.txt" --blocks 128 --rank 64 --out "$prepared"
 $python $here/sweep.py --model kjv-relu --prepared "$prepared" --text "$texts/public.txt" --held-out "$texts/held_out.txt" \
     --kept results/comet_predictor --out $here

@@ -19,6 +19,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from waste import waste
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -39,7 +40,7 @@ from spu_llm.post.align import read_tokens
 from spu_llm.progress import bar
 
 BLOCKS = (32, 64, 128)
-RANKS = (8, 16)
+RANKS = (8, 16, 32)
 OBJECTIVES: tuple[Objective, ...] = ("shares", "masses")
 RECALLS = (0.9, 0.95, 0.97, 0.98, 0.99)
 COUNTS = (4, 6, 8, 10, 12, 16, 24)  # of 64 blocks
@@ -48,6 +49,7 @@ HOWS: tuple[How, ...] = ("predicted", "best", "oracle")
 SWEPT = 12288  # tokens of the public text that variants are trained and measured on
 EVERY = 3  # layers that variants are tried in: the first and every third
 HELD_OUT = 6144  # tokens that quality is measured on
+VARYING = 0.97  # recall of the thresholds by which the number of blocks varies, where waste is measured
 
 
 def main() -> None:
@@ -67,6 +69,9 @@ def main() -> None:
     name = hashlib.sha256(chosen.prepared.read_bytes()).hexdigest()[:16]
     recalls = kept(chosen.kept / f"recall-{name}.json", lambda: sweep_recall(model, checkpoint, prepared, chosen.text))
     quality = sweep_quality(model, checkpoint, prepared, recalls["thresholds"], chosen.held_out)
+    sequences = text_sequences(model, checkpoint, chosen.held_out, HELD_OUT, Rule.length)
+    levels = [each[RECALLS.index(VARYING)] for each in recalls["thresholds"]]
+    idle = waste(checkpoint.decoder, prepared.layers, levels, sequences, len(model.prefix), bar)
     result = {
         "model": prepared.model,
         "prepared": {
@@ -82,12 +87,15 @@ def main() -> None:
         "layers": [asdict(layer.measured) for layer in prepared.layers if layer.measured],
         **recalls,
         "quality": quality,
+        "waste": idle,
         "seconds": recalls["seconds"] + time.perf_counter() - begun,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     (chosen.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result, chosen.out / "plot.png")
     print(table(result))
+    for name, rule in idle.items():
+        print(name, {key: [round(each, 4) for each in values] for key, values in rule.items()})
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:

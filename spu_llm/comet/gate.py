@@ -46,6 +46,11 @@ def best_thresholds(scores: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray,
     return tried[curves.argmax(0)], curves.max(0)
 
 
+def gate_recalls(scores: np.ndarray, masses: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """[blocks] the share of the masses [rows, blocks] that is in 1, 2, ... chosen blocks, each number by its own threshold."""
+    return np.array([gate_curve(scores, masses, level)[count] for count, level in enumerate(thresholds)])
+
+
 def in_format(decoder: Decoder, layers: Sequence[LayerSparsity]) -> tuple[LayerSparsity, ...]:
     """The same choices by scores of which none exceeds LARGEST, whatever the input: what fixed point asks, and gains precision by.
 

@@ -26,7 +26,7 @@ from ..post.align import read_tokens
 from ..progress import Progress, silent
 from .activity import LayerActivity, activity, masses, refuse_family
 from .blocks import check_blocks, cluster, in_blocks
-from .gate import best_thresholds, gate_curve
+from .gate import best_thresholds, gate_recalls
 from .predictor import (
     Objective,
     PredictorConfig,
@@ -46,15 +46,16 @@ _DIGITS = 5  # of a measured share
 @dataclass(frozen=True)
 class Rule:
     """What to prepare. recall, head_recall: shares of mass that the computed blocks and heads are to catch; a head_recall of 1
-    computes all heads. length: tokens of a sequence, the model's prefix included; tokens: of the text, at most. held: share of
-    sequences to stop by, and again to report on. sizes: different numbers of blocks, and of heads, that layers may have. fresh:
-    begin anew, whatever was kept.
+    computes all heads. neuron_recall: share of the firing neurons that is to be in computed blocks. length: tokens of a sequence,
+    the model's prefix included; tokens: of the text, at most. held: share of sequences to stop by, and again to report on. sizes:
+    different numbers of blocks, and of heads, that layers may have. fresh: begin anew, whatever was kept.
     """
 
     blocks: int = 64
     rank: int = 32
     recall: float = 0.97
     head_recall: float = 0.8
+    neuron_recall: float = 0.93
     length: int = 128
     tokens: int = 98304
     held: float = 0.1
@@ -84,7 +85,8 @@ def prepare(model: ModelConfig, texts: Sequence[Path], rule: Rule, progress: Pro
     text = hashlib.sha256(ids.tobytes()).hexdigest()
     kept = _folder(digest, text, rule)
     layers = prepare_layers(decoder, sequences, len(model.prefix), rule, kept, progress)
-    facts = Facts(text, len(ids), rule.recall, rule.head_recall, rule.seed, time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    facts = Facts(text, len(ids), rule.recall, rule.head_recall, rule.seed, seconds, rule.neuron_recall)
     return Prepared(layers, model.name, digest, facts)
 
 
@@ -116,10 +118,13 @@ def prepare_layer(params: Params, before: np.ndarray | None, found: LayerActivit
     config = PredictorConfig(rule.rank, rule.objective, seed=rule.seed)
     weights, y = masses(params, found.hidden), _split(found.normed, rows)
     order, needed = needed_blocks(weights[rows.learn], rule)
-    sums = _split(in_blocks(weights, order, rule.blocks), rows)
+    sums, firing = (_split(in_blocks(each, order, rule.blocks), rows) for each in (weights, _fires(found.hidden)))
     neurons = train_predictor(y, sums, needed, config)
-    thresholds, recalls = best_thresholds(neurons.scores(y.choose), sums.choose)
-    active = smallest(recalls, rule.recall, bucket(rule.blocks))
+    scores = neurons.scores(y.choose)
+    thresholds, recalls = best_thresholds(scores, sums.choose)
+    caught = gate_recalls(scores, firing.choose, thresholds)
+    step = bucket(rule.blocks)
+    active = max(smallest(recalls, rule.recall, step), smallest(caught, rule.neuron_recall, step))
     heads, active_heads = None, found.heads.shape[1]
     if before is not None and rule.head_recall < 1:
         norms, y_before = _split(found.heads, rows), _split(before, rows)
@@ -151,7 +156,7 @@ def measure(
     """What a layer's blocks and predictors hold of the rows `report`. thresholds: those for 1, 2, ... blocks."""
     seen, hidden = weights[report], found.hidden[report]
     blocks, order = layer.blocks, layer.order
-    sums, counts = (in_blocks(each, order, blocks) for each in (seen, (hidden > 0).astype(np.float32)))
+    sums, counts = (in_blocks(each, order, blocks) for each in (seen, _fires(hidden)))
     scores = layer.neurons.scores(found.normed[report])
     plain = in_blocks(seen, np.arange(len(order)), blocks)
     heads: dict[str, Any] = {}
@@ -159,16 +164,13 @@ def measure(
         norms, head_scores = found.heads[report], layer.heads.scores(before[report])
         heads = {"heads_by_score": _curve(recall_curve(head_scores, norms)), "head_oracle": _curve(recall_curve(norms, norms))}
 
-    def by_threshold(values: np.ndarray) -> Curve:
-        return _curve([gate_curve(scores, values, level)[count] for count, level in enumerate(thresholds)])
-
     return Measured(
         zeros=float((hidden == 0).mean()),
         recall=1.0,  # both are set with the number of active blocks, by `computing`
         neuron_recall=1.0,
         thresholds=tuple(map(float, thresholds)),
-        by_threshold=by_threshold(sums),
-        neurons_by_threshold=by_threshold(counts),
+        by_threshold=_curve(gate_recalls(scores, sums, thresholds)),
+        neurons_by_threshold=_curve(gate_recalls(scores, counts, thresholds)),
         by_score=_curve(recall_curve(scores, sums)),
         oracle=_curve(recall_curve(sums, sums)),
         neuron_oracle=_curve(recall_curve(sums, counts)),
@@ -176,6 +178,11 @@ def measure(
         unclustered=_curve(recall_curve(plain, plain)),
         **heads,
     )
+
+
+def _fires(hidden: np.ndarray) -> np.ndarray:
+    """1 where a unit of hidden [rows, ffn] fires."""
+    return (hidden > 0).astype(np.float32)
 
 
 def _curve(shares: Sequence[float] | np.ndarray) -> Curve:

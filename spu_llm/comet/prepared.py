@@ -125,7 +125,7 @@ class LayerSparsity:
 
 @dataclass(frozen=True)
 class Facts:
-    """How a file was made. text: SHA-256 of the tokens read, `tokens` of them; recall, head_recall: what was asked for."""
+    """How a file was made. text: SHA-256 of the tokens read, `tokens` of them; recall, head_recall, neuron_recall: as asked for."""
 
     text: str
     tokens: int
@@ -133,6 +133,7 @@ class Facts:
     head_recall: float
     seed: int
     seconds: float
+    neuron_recall: float = 0.0
 
 
 @dataclass(frozen=True)

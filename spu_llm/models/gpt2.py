@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .cache import LayerCache, Window
 from .config import DecoderConfig, Params, Reader, end_tokens, refuse, start_token
-from .layers import LayerNorm, attend
+from .layers import LayerNorm, attend, softmax
 
 
 class Block(nn.Module):
@@ -24,7 +24,7 @@ class Block(nn.Module):
         h = LayerNorm(c.epsilon, name="attention_norm")(x)
         q, k, v = jnp.split(nn.Dense(3 * c.width, name="qkv")(h), 3, axis=-1)
         heads = (-1, c.heads, c.head_width)
-        mixed, cache = attend(q.reshape(heads), k.reshape(heads), v.reshape(heads), cache, window)
+        mixed, cache = attend(q.reshape(heads), k.reshape(heads), v.reshape(heads), cache, window, self.probabilities)
         x = x + nn.Dense(c.width, name="out")(mixed)
         h = LayerNorm(c.epsilon, name="ffn_norm")(x)
         h = self.activation(nn.Dense(c.ffn, name="up")(h))
@@ -33,6 +33,10 @@ class Block(nn.Module):
     @staticmethod
     def activation(x: jax.Array) -> jax.Array:
         return nn.gelu(x, approximate=True)
+
+    @staticmethod
+    def probabilities(scores: jax.Array, mask: jax.Array) -> jax.Array:
+        return softmax(scores, mask)
 
 
 class FinalNorm(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -53,10 +55,18 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, window: Window) -> tuple[jax.Array, LayerCache]:
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: LayerCache,
+    window: Window,
+    probabilities: Callable[[jax.Array, jax.Array], jax.Array] = softmax,
+) -> tuple[jax.Array, LayerCache]:
     """Causal attention of n new tokens over the cache, which first takes their keys and values.
 
     q [n, heads, head_width]; k, v [n, kv_heads, head_width]; returns [n, heads * head_width] and the new cache.
+    `probabilities` takes scores [..., n, length] and the window's mask.
     Query heads that share a key head are rows of one product, so a product is paid for each key head only.
     """
     n, heads, width = q.shape
@@ -71,7 +81,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, window: 
     q = q.transpose(1, 2, 0, 3).reshape(groups, heads // groups * n, width)
     keys = cache.keys[:length].transpose(1, 2, 0)
     scores = (q @ keys).reshape(groups, heads // groups, n, length)
-    weights = softmax(scores, window.mask).reshape(groups, heads // groups * n, length)
+    weights = probabilities(scores, window.mask).reshape(groups, heads // groups * n, length)
     mixed = weights @ cache.values[:length].transpose(1, 0, 2)
     mixed = mixed.reshape(groups, heads // groups, n, width).transpose(2, 0, 1, 3)
     return mixed.reshape(n, heads * width), cache

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -69,6 +69,11 @@ class Sparsity:
     penalty, over groups (of 1: single units), which ends when enough of them are 0. So tokens come to use about equally many. A
     group pays in proportion to how often it is used, lest a few be used by all tokens and the rest by none (as in ReMoE). What is
     asked falls from everything to `active`, by equal factors, between the parts `begin` and `end` of a training's steps.
+
+    tail: a token pays for its groups beyond those that it may use, by norm, and 1 in place of the excess. Those that it may use,
+    the largest, are free, so that no unit of theirs is pressed down. Where all pay, most units of used groups come to be 0 always.
+    rare: a unit that fires at less than this part of the tokens whose free groups have its own is drawn up at these tokens, by what
+    it lacks; so no unit stays silent for ever, and no token comes to use more groups (of a tail only).
     """
 
     active: float
@@ -76,6 +81,8 @@ class Sparsity:
     group: int = 1
     begin: float = 0.1
     end: float = 0.6
+    tail: bool = False
+    rare: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no training can follow."""
@@ -83,6 +90,8 @@ class Sparsity:
             raise ValueError(f"active {self.active}, begin {self.begin}, end {self.end}: give parts of 1, and begin below end")
         if self.strength < 0 or self.group < 1:
             raise ValueError(f"strength {self.strength} below 0 or group {self.group} below 1")
+        if not 0 <= self.rare < 1 or (self.rare and not self.tail):
+            raise ValueError(f"rare {self.rare}: give a part of 1, and tail")
 
     def asked(self, done: float) -> float:
         """The part of a layer's units that may be used when the part `done` of the steps is behind us."""
@@ -135,8 +144,10 @@ def train(
     """Train on batch_of(0), batch_of(1), ...
 
     `kept` is a file, whose label must say what the batches and the loss are; config and first weights are compared here. Raises
-    UserError where the loss is no number any more.
+    UserError where the loss is no number any more, and where sparsity is asked of a decoder without ReLU.
     """
+    if config.sparsity is not None and decoder.config.family != "opt":
+        raise UserError(f"family {decoder.config.family} has no ReLU, so none of its units is 0; teach sparsity to a family opt")
     optimizer = _optimizer(config)
     params = stacked(decoder.params)
     run = _Run(params, optimizer.init(params), 0, [], 0.0)
@@ -190,8 +201,9 @@ def sequence_pass(config: DecoderConfig, params: Params, tokens: jax.Array, bloc
     return Decoder(config, {}).final(params["final"], x) @ table.T, kept
 
 
-def hidden_block(config: DecoderConfig, change: Change | None = None) -> Block:
-    """A decoder's own layer, which keeps its hidden units [n, hidden], after `change` where one is given.
+def hidden_block(config: DecoderConfig, change: Change | None = None, keep: Literal["units", "inputs"] = "units") -> Block:
+    """A decoder's own layer, which keeps its hidden units [n, hidden], after `change` where one is given, or what the first kernel
+    gave them.
 
     Raises UserError for a mixture of experts, whose units are many small layers'.
     """
@@ -213,7 +225,7 @@ def hidden_block(config: DecoderConfig, change: Change | None = None) -> Block:
 
         with nn.intercept_methods(intercept):
             x, _ = Decoder(config, {}).block(weights, x, cache, place)
-        return x, seen["units"]
+        return x, seen[keep]
 
     return block
 
@@ -255,20 +267,32 @@ def distillation_loss(logits: jax.Array, batch: Batch) -> jax.Array:
     return _mean(-(p * chosen).sum(-1) - jnp.maximum(1.0 - p.sum(-1), 0.0) * rest, batch.weights)
 
 
-def sparsity_penalty(units: jax.Array, sparsity: Sparsity, asked: Any) -> jax.Array:
-    """What `Sparsity` has units [layers, batch, n, hidden] pay while the part `asked` of them may be used.
+def sparsity_penalty(inputs: jax.Array, sparsity: Sparsity, asked: Any) -> jax.Array:
+    """What `Sparsity` has units, ReLU of inputs [layers, batch, n, hidden], pay while the part `asked` of them may be used.
 
     Norms count relative to their layer's usual one, so that smaller units and a larger second kernel are no way out.
     """
-    groups = units.reshape(*units.shape[:-1], -1, sparsity.group)
+    inputs = inputs.reshape(*inputs.shape[:-1], -1, sparsity.group)
+    groups = jax.nn.relu(inputs)
     norms = jnp.sqrt(jnp.sum(groups**2, -1) + _TINY)
     used = jnp.any(groups != 0, -1)
-    excess = jnp.maximum(used.mean(-1) / asked - 1, 0)
     often = used.mean((1, 2))
     usual = norms.sum((1, 2, 3)) / jnp.maximum(used.sum((1, 2, 3)), 1)
     price = often / jnp.maximum(often.mean(-1, keepdims=True), _TINY) / usual[:, None]
-    paid = (norms * jax.lax.stop_gradient(price)[:, None, None]).mean(-1) / asked
-    return sparsity.strength * (jax.lax.stop_gradient(excess) * paid).mean()
+    due = norms * jax.lax.stop_gradient(price)[:, None, None]
+    if sparsity.tail:
+        free = jnp.argsort(jnp.argsort(-norms)) < asked * norms.shape[-1]
+        lacked = _lacked(inputs / jax.lax.stop_gradient(usual)[:, None, None, None, None], free & used, sparsity.rare)
+        return sparsity.strength * ((due * ~free).mean() + lacked) / asked
+    excess = jnp.maximum(used.mean(-1) / asked - 1, 0)
+    return sparsity.strength * (jax.lax.stop_gradient(excess) * due.mean(-1) / asked).mean()
+
+
+def _lacked(inputs: jax.Array, open_: jax.Array, rare: float) -> jax.Array:
+    """What units that fire too rarely lack of firing, by inputs [layers, batch, n, groups, size], where their groups are open."""
+    fires = jnp.sum((inputs > 0) & open_[..., None], (1, 2)) / jnp.maximum(open_.sum((1, 2)), 1)[..., None]
+    drawn = (fires < rare)[:, None, None] & open_[..., None]
+    return (jax.nn.relu(-inputs) * drawn).mean()
 
 
 def _mean(values: jax.Array, weights: Any) -> jax.Array:
@@ -366,9 +390,9 @@ def _compiled_step(decoder: DecoderConfig, loss: Loss, config: TrainingConfig) -
             if config.sparsity is None:
                 value = loss(sequence_logits(decoder, weights, batch.tokens), batch)
                 return value, value
-            logits, units = sequence_pass(decoder, weights, batch.tokens, hidden_block(decoder))
+            logits, inputs = sequence_pass(decoder, weights, batch.tokens, hidden_block(decoder, keep="inputs"))
             value = loss(logits, batch)
-            return value + sparsity_penalty(units, config.sparsity, asked), value
+            return value + sparsity_penalty(inputs, config.sparsity, asked), value
 
         (_, value), gradient = jax.value_and_grad(cost, has_aux=True)(params)
         updates, state = optimizer.update(gradient, state, params)

@@ -59,6 +59,17 @@ def test_the_file_is_the_models_and_says_what_is_so(model, tmp_path):
         assert (measured.recall, layer.threshold) == (measured.by_threshold[last], measured.thresholds[last])
 
 
+def test_neurons_that_fire_are_caught_as_asked(checkpoints):
+    decoder = load_checkpoint(checkpoints["opt"]).decoder
+    sequences = np.random.default_rng(1).integers(0, 97, (30, 12))
+    few, more = (
+        prepare_layers(decoder, sequences, 1, Rule(blocks=8, rank=2, recall=0.3, neuron_recall=asked)) for asked in (0.3, 0.8)
+    )
+    for one, other in zip(few, more, strict=True):
+        assert one.active_blocks < other.active_blocks < 8
+        assert other.measured.neuron_recall > 0.75  # asked for 0.8 on other text
+
+
 def test_measured_is_what_the_text_that_was_held_out_gives(checkpoints):
     decoder = load_checkpoint(checkpoints["opt"]).decoder
     sequences = np.random.default_rng(1).integers(0, 97, (30, 12))

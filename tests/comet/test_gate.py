@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm.comet.gate import best_thresholds, chosen, gate_curve
+from spu_llm.comet.gate import best_thresholds, chosen, gate_curve, gate_recalls
 
 RANDOM = np.random.default_rng(0)
 SCORES = RANDOM.normal(size=(200, 8))
@@ -30,6 +30,7 @@ def test_a_curve_counts_what_is_chosen(rows, blocks, threshold, seed):
 
 def test_the_best_threshold_beats_others():
     thresholds, recalls = best_thresholds(SCORES, MASSES)
+    np.testing.assert_allclose(gate_recalls(SCORES, MASSES, thresholds), recalls)
     for count in range(1, 9):
         assert recalls[count - 1] == pytest.approx(gate_curve(SCORES, MASSES, thresholds[count - 1])[count - 1])
         assert recalls[count - 1] >= max(gate_curve(SCORES, MASSES, threshold)[count - 1] for threshold in (-9, 0, 9))

@@ -187,31 +187,37 @@ def test_sequences_hold_the_text(length, prefix, tokens):
 # Sparsity
 
 
-def paid(units, sparsity, asked):
+def paid(inputs, sparsity, asked):
     """The penalty as `Sparsity` describes it, position by position in float64."""
-    layers, batch, n, _ = units.shape
-    groups = units.astype(np.float64).reshape(layers, batch * n, -1, sparsity.group)
-    norms = np.linalg.norm(groups, axis=-1)
+    layers, batch, n, _ = inputs.shape
+    inputs = inputs.astype(np.float64).reshape(layers, batch * n, -1, sparsity.group)
+    norms = np.linalg.norm(np.maximum(inputs, 0), axis=-1)
     total = 0.0
-    for layer in norms:
+    for layer, seen in zip(norms, inputs, strict=True):
         often = (layer > 0).mean(0)
         usual = layer[layer > 0].mean() if layer.any() else 1.0
-        for row in layer:
-            excess = max((row > 0).mean() / asked - 1, 0)
+        least = np.sort(layer, 1)[:, ::-1][:, np.ceil(asked * layer.shape[1]).astype(int) - 1]
+        free = (layer >= least[:, None]) & (layer > 0)
+        for row, own in zip(layer, free, strict=True):
+            due = ~own if sparsity.tail else max((row > 0).mean() / asked - 1, 0)
             prices = often / often.mean() if often.any() else often
-            total += excess * (prices * row / usual).mean() / asked
+            total += (due * prices * row / usual).mean() / asked
+        for unit in np.ndindex(seen.shape[1:]):
+            at = seen[free[:, unit[0]]][(slice(None), *unit)]
+            if len(at) and (at > 0).mean() < sparsity.rare:
+                total += np.maximum(-at, 0).sum() / usual / (seen[0].size * asked)
     return sparsity.strength * total / (layers * batch * n)
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(("group", "tail", "rare"), [(1, False, 0), (4, False, 0), (1, True, 0.6), (4, True, 0), (4, True, 0.4)])
 @given(seed=st.integers(0, 2**32), active=st.floats(0.05, 1), positive=st.floats(0, 1))
 @settings(max_examples=20, deadline=None)
-def test_the_penalty_is_what_it_says(group, seed, active, positive):
+def test_the_penalty_is_what_it_says(group, tail, rare, seed, active, positive):
     random = np.random.default_rng(seed)
-    units = random.exponential(2, (3, 2, 5, 12)) * (random.random((3, 2, 5, 12)) < positive)
-    sparsity = Sparsity(active, 2.5, group)
-    found = sparsity_penalty(np.float32(units), sparsity, active)
-    assert np.isclose(found, paid(units, sparsity, active), rtol=1e-3, atol=1e-5)
+    inputs = random.exponential(2, (3, 2, 5, 12)) * np.where(random.random((3, 2, 5, 12)) < positive, 1, -1)
+    sparsity = Sparsity(active, 2.5, group, tail=tail, rare=rare)
+    found = sparsity_penalty(np.float32(inputs), sparsity, active)
+    assert np.isclose(found, paid(inputs, sparsity, active), rtol=1e-3, atol=1e-5)
 
 
 def test_a_token_that_uses_few_units_pays_nothing():
@@ -219,6 +225,27 @@ def test_a_token_that_uses_few_units_pays_nothing():
     units[0, 0, 0, :2], units[0, 0, 1, :] = 3.0, 1.0
     slope = jax.grad(lambda units: sparsity_penalty(units, Sparsity(0.25, 1.0), 0.25))(units)
     assert np.isfinite(slope).all() and not slope[0, 0, 0].any() and (slope[0, 0, 1] > 0).all()
+
+
+def test_a_tail_leaves_the_largest_groups_alone():
+    """Three groups may be used: the two smallest of five are pressed down, in proportion to their norms' slope."""
+    units = np.repeat(np.float32([5, 1, 4, 2, 3]), 2).reshape(1, 1, 1, 10)
+    slope = jax.grad(lambda units: sparsity_penalty(units, Sparsity(0.6, 1.0, 2, tail=True), 0.6))(units)
+    assert np.array_equal(slope[0, 0, 0] > 0, np.repeat([False, True, False, True, False], 2))
+
+
+def test_a_unit_that_is_silent_where_its_group_is_used_is_drawn_up():
+    """The first of two groups is used by both tokens; of its units the second never fires. The other group's are left alone."""
+    inputs = np.float32([[2, -1, -1, -1], [3, -2, -1, -1]]).reshape(1, 1, 2, 4)
+    sparsity = Sparsity(0.5, 1.0, 2, tail=True, rare=0.1)
+    slope = jax.grad(lambda inputs: sparsity_penalty(inputs, sparsity, 0.5))(inputs)[0, 0]
+    assert (slope[:, 1] < 0).all() and not slope[:, [0, 2, 3]].any()
+
+
+def test_sparsity_is_for_relu(checkpoints):
+    decoder = load_checkpoint(checkpoints["gpt2"]).decoder
+    with pytest.raises(UserError, match="family gpt2 has no ReLU"):
+        train(decoder, batch_of, next_token_loss, TrainingConfig(steps=1, rate=1e-3, sparsity=Sparsity(0.5, 1.0)))
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -249,7 +276,13 @@ def test_units_in_use_become_few(group, checkpoints):
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [((0, 1.0), "active 0"), ((0.5, -1.0), "strength -1.0"), ((0.5, 1.0, 0), "group 0"), ((0.5, 1.0, 1, 0.7, 0.7), "begin 0.7")],
+    [
+        ((0, 1.0), "active 0"),
+        ((0.5, -1.0), "strength -1.0"),
+        ((0.5, 1.0, 0), "group 0"),
+        ((0.5, 1.0, 1, 0.7, 0.7), "begin 0.7"),
+        ((0.5, 1.0, 1, 0, 1, False, 0.1), "rare 0.1"),
+    ],
 )
 def test_a_sparsity_that_cannot_be(values, message):
     with pytest.raises(ValueError, match=message):
