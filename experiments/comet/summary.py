@@ -1,4 +1,4 @@
-"""Collects what run.sh measured into result.json, draws it, and prints README's tables.
+"""Collects what run.sh measured so far into result.json, draws it, and prints README's tables.
 
 python experiments/comet/summary.py results/comet experiments/comet
 """
@@ -25,7 +25,8 @@ COUNTS = ("compute_seconds", "messages", "bytes")
 
 
 def main(folder: Path, out: Path) -> None:
-    runs = {name: json.loads((folder / name / "metrics.json").read_text()) for name in RUNS}
+    files = {name: folder / name / "metrics.json" for name in RUNS}
+    runs = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
     result = {name: _run(run, runs[name.split("_")[0]]["baseline"]) for name, run in runs.items()}
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     _draw(result, out / "plot.png")
@@ -113,7 +114,7 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     bytes_.set(title="bytes, dense over sparse", ylabel="times")
     bytes_.axhline(1, color="grey", linewidth=1)
     bytes_.legend()
-    for name in STACKS:
+    for name in (name for name in STACKS if name in result):
         answer = result[name]["answers"]["4"]["speedup"]
         seconds.plot(NETWORKS, [answer[network] for network in NETWORKS], marker="o", label=name)
     seconds.axhline(1, color="grey", linewidth=1)
