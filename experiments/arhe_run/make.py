@@ -21,7 +21,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-MODEL = ["--model", "shakespeare-tiny", "--parameters", "toy", "--passages", "200", "--reciprocal", "119", "--json"]
+MODEL = ["--model", "shakespeare-tiny", "--parameters", "toy", "--passages", "200", "--reciprocal", "119"]
+MODEL += ["--argmax", "league", "--json"]
 PROMPT = "My lord, "
 LINES = Path(__file__).parents[2] / "configs/calibration/shakespeare.txt"
 PROMPTS, LETTERS, TOKENS = 25, 9, 8

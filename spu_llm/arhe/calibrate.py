@@ -121,7 +121,7 @@ def with_argmax(ranges: Ranges, program: Program, logits: np.ndarray, margin: fl
     """What the argmax needs to know of logits like these [n, vocabulary], of mean 0, added to the ranges."""
     low, high = (float(x) for x in _widened(logits.min(), logits.max(), margin))
     if program.argmax == "cutmax":
-        fitted = fit_rounds(program.degrees, logits, high, margin)
+        fitted = fit_rounds(program.degrees, logits, margin)
         found = {name: getattr(fitted, name) for name in ("zero", "unit", "beyond", "offsets", "resolved")}
         return replace(ranges, logits=(low, high), series=ranges.series | fitted.series, **found)
     steps = 1 if program.groups == [program.candidates] else 2  # the largest is told from the others, then met by all again

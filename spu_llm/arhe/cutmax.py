@@ -116,11 +116,13 @@ class _Scaling:
         return (x if self.round.cut else power) * by - self.rest
 
 
-def fit_rounds(degrees: Degrees, logits: np.ndarray, high: float, margin: float) -> Fitted:
-    """Fitted to logits [n, vocabulary] of mean 0 with the second as large as the first; `high`: of any logit.
+def fit_rounds(degrees: Degrees, logits: np.ndarray, margin: float) -> Fitted:
+    """Fitted to logits [n, vocabulary] of mean 0 with the second as large as the first.
 
-    margin: by how much logits may be larger or smaller than these, and then sums leave what was met on either side.
+    margin: over how much wider a range than these the largest logits may vary: its root upwards, its root downwards.
     """
+    margin = float(np.sqrt(margin))
+    high = float(logits.max()) * margin
     least = float(logits.max(1).min()) / margin
     zero = _below(float(logits.min()), least)
     tied = _tied(logits, 0.0)

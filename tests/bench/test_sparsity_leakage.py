@@ -57,7 +57,7 @@ def test_every_setting_has_its_rates(made, text):
     assert default["token"]["low"] == default["token"]["high"] == 0
     assert default["pair"]["rate"] == default["word"]["rate"] == 0.5 and default["among"]["rate"] == pytest.approx(0.1)
     assert rows["constant", True, None, False]["among"]["rate"] == 1
-    assert rows["variable", False, 1, False]["pair"]["rate"] > 0.9
+    assert rows["variable", False, 1, False]["pair"]["rate"] > 0.7  # half by guessing
 
 
 def test_the_table_and_errors(made, text, checkpoints, tmp_path):
