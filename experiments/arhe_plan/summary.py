@@ -6,6 +6,7 @@ python experiments/arhe_plan/summary.py results/arhe_plan experiments/arhe_plan
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,14 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     _draw_contexts(left, result)
     _draw_ladder(middle, result)
+    deepest = max(result["errors"].values(), key=len)
+    right.plot(list(deepest), [math.nan] * len(deepest))  # layers in order, the logits last, whatever is drawn first
+    longest = max((list(layers) for layers in result["errors"].values()), key=len)
     for model, layers in result["errors"].items():
-        names = [name.removesuffix(".out") for name in layers]
-        right.plot(names, [layer["relative"] for layer in layers.values()], marker="o", label=model)
+        right.plot(
+            [longest.index(name) for name in layers], [layer["relative"] for layer in layers.values()], marker="o", label=model
+        )
+    right.set_xticks(range(len(longest)), [name.removesuffix(".out") for name in longest])
     right.set(yscale="log", ylabel="error / size, both root mean square", title="polynomials' error (simulator)")
     right.legend()
     figure.savefig(path, dpi=120, facecolor="white")
@@ -119,7 +125,7 @@ def _draw_ladder(axes: Any, result: dict[str, Any]) -> None:
     axes.text(6.5, PAPER["none"] * 1.05, "paper 11751", ha="right")
     axes.text(6.5, PAPER["cache"] * 1.05, "paper, cache 1072", ha="right")
     axes.set(yscale="log", ylabel="bootstraps a step", title=f"GPT-2 small, context {CONTEXT}")
-    axes.legend(loc="lower left")
+    axes.legend(loc=(0.68, 0.6))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ Kind = Literal["product", "fold", "series", "shift"]
 
 _DEEPEST = 0.6
 """How far below 0 a cut may bring values, over how far above 0 the largest is: their powers, which are positive, must vanish."""
-_CROWD = 4
+_TIES, _CROWD = 0.05, 4
 _GRID = 4096
 _TRIED = 128
 _SURE = 0.95
@@ -159,10 +159,13 @@ def _fit_share(found: Round, x: np.ndarray, margin: float) -> _Scaling:
 
 
 def _sums(found: Round, x: np.ndarray, margin: float) -> tuple[float, float]:
-    """Least and largest sum of powers to expect: the largest value may be 1, without a tie a sum is half as large at least, and a
-    share has more competitors than were met."""
+    """Least and largest sum of powers to expect: the largest value may be 1, without a tie a sum is half as large at least.
+
+    Of shares the fewest are left out, and the rest given room: ties of many, for which a wider range would make all others err.
+    """
     sums = _power(x, found.squarings).sum(1)
-    return float(sums.min()) / (margin * (2 if found.cut else _CROWD)), max(float(sums.max()), 1.0) * margin
+    low = float(sums.min()) / 2 if found.cut else float(np.quantile(sums, _TIES)) / _CROWD
+    return low / margin, max(float(sums.max()), 1.0) * margin
 
 
 def _in_units(scalings: list[_Scaling], zero: float, span: float) -> Fitted:
