@@ -243,7 +243,7 @@ def _draw(parts: dict[str, list[dict]], path: Path) -> None:
     markers = dict(zip(VOCABULARIES, "os^D", strict=True))
     for argmax, colour in colours.items():
         for vocabulary, marker in markers.items():
-            rows = [row for row in parts[f"resolve_{vocabulary}"] if row["argmax"] == argmax and row["resolved"]]
+            rows = [row for row in parts.get(f"resolve_{vocabulary}", []) if row["argmax"] == argmax and row["resolved"]]
             gaps, counts = [1 / row["resolved"] for row in rows], [row["bootstraps"] for row in rows]
             left.plot(gaps, counts, marker, color=colour, label=f"{argmax}, {vocabulary}")
     left.set(xscale="log", yscale="log", xlabel="range of logits over the resolved gap", ylabel="bootstraps")
