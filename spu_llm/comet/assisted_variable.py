@@ -1,8 +1,8 @@
 """Sparse decoding with a dealer where every token has as many blocks of neurons computed as score above the threshold.
 
 A layer is two programs: attention, which ends with the disclosed places, and the feed-forward half for as many blocks as its bucket
-holds, compiled for a few sizes. That takes no message more. How many blocks score above the threshold names one token in three or
-four by itself (docs/leakage.md), so `SparseAssistedDecoder`'s constant count is the default.
+holds, compiled for a few sizes. That takes no message more. How many blocks score above the threshold names one token in four to
+six by itself (docs/leakage.md), so `SparseAssistedDecoder`'s constant count is the default.
 """
 
 from __future__ import annotations
