@@ -246,7 +246,7 @@ def _draw(parts: dict[str, list[dict]], path: Path) -> None:
             rows = [row for row in parts.get(f"resolve_{vocabulary}", []) if row["argmax"] == argmax and row["resolved"]]
             gaps, counts = [1 / row["resolved"] for row in rows], [row["bootstraps"] for row in rows]
             left.plot(gaps, counts, marker, color=colour, label=f"{argmax}, {vocabulary}")
-    left.set(xscale="log", yscale="log", xlabel="range of logits over the resolved gap", ylabel="bootstraps")
+    left.set(xscale="log", yscale="log", ylim=(2, 250), xlabel="range of logits over the resolved gap", ylabel="bootstraps")
     left.set_title("2^15 slots, 10 levels (simulator)")
     left.legend(ncols=3, fontsize=7)
     runs = {name: rows for name, rows in parts.items() if name.startswith("encrypt")}
