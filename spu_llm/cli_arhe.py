@@ -15,7 +15,7 @@ import numpy as np
 
 from .arhe.calibrate import calibrate, check_resolved
 from .arhe.deviations import Deviations
-from .arhe.executor import Decoded, check_request, decode
+from .arhe.executor import Decoded, check_request, decode, near_tie
 from .arhe.graph import Argmax, Options
 from .arhe.meaning import Meaning
 from .arhe.parameters import PRESETS, CkksParameters
@@ -33,7 +33,6 @@ from .progress import bar, silent
 if TYPE_CHECKING:
     from .arhe.ckks import OpenFheBackend
 
-_TIE = 0.1  # by which the sum of a one-hot vector's squares strays from 1 when a second logit was within reach of the largest
 _PASSAGE = 48  # tokens of a calibration passage, at least
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -231,7 +230,7 @@ def _result(request: _Request, found: Decoded) -> dict[str, Any]:
         "tokens": found.tokens,
         "plain_tokens": plain,
         "agree": next((i for i, pair in enumerate(zip(found.tokens, plain, strict=True)) if pair[0] != pair[1]), request.tokens),
-        "near_ties": [i for i, total in enumerate(found.sums) if abs(total - 1) > _TIE],
+        "near_ties": [i for i, total in enumerate(found.sums) if near_tie(total)],
         "one_hot_sums": found.sums,
         "resolved_gap": request.meaning.ranges.resolved,
         "predicted": found.predicted,

@@ -29,6 +29,7 @@ Kind = Literal["product", "fold", "series", "shift"]
 _DEEPEST = 0.6
 """How far below 0 a cut may bring values, over how far above 0 the largest is: their powers, which are positive, must vanish."""
 _TIES, _CROWD = 0.05, 4
+_LEAST = 1e-12  # of the largest sum: where powers vanish no series follows them, and nothing is resolved
 _GRID = 4096
 _TRIED = 128
 _SURE = 0.95
@@ -165,7 +166,8 @@ def _sums(found: Round, x: np.ndarray, margin: float) -> tuple[float, float]:
     """
     sums = _power(x, found.squarings).sum(1)
     low = float(sums.min()) / 2 if found.cut else float(np.quantile(sums, _TIES)) / _CROWD
-    return low / margin, max(float(sums.max()), 1.0) * margin
+    high = max(float(sums.max()), 1.0) * margin
+    return max(low / margin, high * _LEAST), high
 
 
 def _in_units(scalings: list[_Scaling], zero: float, span: float) -> Fitted:

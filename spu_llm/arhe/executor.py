@@ -50,6 +50,8 @@ class State:
     prompt: int = 0
 
 
+_TIE = 0.1
+
 Watch = Callable[[Op, list[Ciphertext]], None]
 """Told of every operation when it is done, and of its result."""
 
@@ -106,6 +108,11 @@ def decrypted(backend: Backend, config: DecoderConfig, one_hot: Sequence[Ciphert
     """The client's: a token, and its one-hot vector's sum of squares, which is not 1 where logits nearly tied."""
     found = np.concatenate([backend.decrypt(x) for x in one_hot])[: config.vocabulary]
     return int(np.argmax(found)), float((found**2).sum())
+
+
+def near_tie(total: float) -> bool:
+    """Whether a one-hot vector's sum of squares says that a second logit was within reach of the largest."""
+    return not abs(total - 1) <= _TIE
 
 
 class Server:

@@ -16,14 +16,13 @@ from pydantic import NonNegativeInt, PositiveInt
 from ..errors import UserError
 from .ciphertexts import read_ciphertexts, write_ciphertexts
 from .ckks import OpenFheBackend
-from .executor import check_request, decrypted, encrypted
+from .executor import check_request, decrypted, encrypted, near_tie
 from .files import FolderFacts, check_listing, read_facts, write_facts
 from .keys import PublicKeys
 
 _REQUEST, _RESPONSE = "request of AR-HE, 1", "response of AR-HE, 1"
 _ASK_AGAIN = "encrypt the prompt again with `spu-llm arhe encrypt`"
 _FETCH_AGAIN = "copy all of the server's response/ again"
-_TIE = 0.1  # by which a one-hot vector's sum strays from 1 when a second logit was within reach of the largest
 
 
 class RequestFacts(FolderFacts):
@@ -116,7 +115,7 @@ def open_response(folder: Path, keys: PublicKeys, secret: Any, request: Path | N
                 "(docs/leakage.md)"
             )
         tokens.append(token)
-        if not abs(total - 1) <= _TIE:
+        if near_tie(total):
             ties.append(number)
     return Answer(tokens, ties, facts["asked"])
 

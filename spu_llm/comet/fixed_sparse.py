@@ -118,9 +118,7 @@ def sparse_block(
     chosen = chosen_blocks(z[:, :rank], params.second, params.second_bias, plan.blocks)
     index = places(disclose(contract("nb,pb->np", chosen, params.neurons.order)), plan.blocks)
     x = sparse_ffn(plan, params, x, index)
-    if following is None or plan.next_heads is None:
-        return x, cache
-    return x, cache, _best_heads(z[:, rank:], *following, plan.next_heads)
+    return x, cache, *_next_heads(plan, z[:, rank:], following)
 
 
 def gated_attention(
@@ -142,9 +140,7 @@ def gated_attention(
     scores = _scores(z[:, :rank], params.second, params.second_bias)
     above = less(scores.with_raw(jnp.zeros_like(scores.raw)), scores, SIZE_BITS)
     mask = disclose(contract("nb,pb->np", above, params.neurons.order))
-    if following is None or plan.next_heads is None:
-        return x, cache, mask
-    return x, cache, mask, _best_heads(z[:, rank:], *following, plan.next_heads)
+    return x, cache, mask, *_next_heads(plan, z[:, rank:], following)
 
 
 def sparse_attention(
@@ -203,9 +199,11 @@ def chosen_blocks(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Fixed:
     return choose(_scores(z, second, bias), count, SIZE_BITS)
 
 
-def _best_heads(z: Fixed, second: Fixed, bias: Fixed, count: int) -> Any:
-    """Places [n, count] of the best-scoring heads, which are few: all pairs are compared."""
-    return places(disclose(top_k_mask(_scores(z, second, bias), count, SIZE_BITS)), count)
+def _next_heads(plan: SparsePlan, z: Fixed, following: tuple[Fixed, Fixed] | None) -> tuple[Any, ...]:
+    """Places [n, count] of the next layer's best-scoring heads, where they are predicted; they are few: all pairs are compared."""
+    if following is None or plan.next_heads is None:
+        return ()
+    return (places(disclose(top_k_mask(_scores(z, *following), plan.next_heads, SIZE_BITS)), plan.next_heads),)
 
 
 def _scores(z: Fixed, second: Fixed, bias: Fixed) -> Fixed:
