@@ -1,11 +1,11 @@
 # make demo: generate text privately with a real model.   make test: run the tests.   Both set the environment up first.
-.PHONY: demo test test-ray setup lint
+.PHONY: demo test test-ray setup lint browser
 BIN := .venv/bin
 
 demo: setup
 	$(BIN)/spu-llm run configs/experiment/quickstart.yaml --out results/quickstart
 
-test: setup
+test: setup browser
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -19,6 +19,9 @@ lint:
 	$(BIN)/mypy
 
 setup: .venv/installed
+
+browser:
+	@requirements/find-browser
 
 # The stamp is written last, so an interrupted installation is done again.
 .venv/installed: setup.cfg pyproject.toml requirements/find-python requirements/py310.txt requirements/py311.txt
