@@ -8,10 +8,8 @@ from pathlib import Path
 import spu_llm
 
 PACKAGE = Path(spu_llm.__file__).parent
-ORDER = ["errors", "progress", "network", "dealer", "primitives", "runtime", "plugin", "models", "soal", "generation", "post"]
-ORDER += ["comet", "arhe", "bench", "experiment", "secretflow", "cli_plan", "cli_deal", "cli_party", "cli_prompt", "cli_soal"]
-ORDER += ["cli_certificates", "cli_network", "cli_beaver", "cli_passes", "cli_sampling", "cli_align", "cli_comet"]
-ORDER += ["cli_sparsity_leakage", "cli_sparse", "cli_arhe", "cli_arhe_service", "cli", "__main__"]
+ORDER = ["errors", "progress", "pictures", "network", "dealer", "primitives", "runtime", "plugin", "models", "soal", "generation", "post"]
+ORDER += ["comet", "arhe", "bench", "experiment", "secretflow", "reproduce", "cli_reproduce", "cli", "__main__"]
 """Lower first. A module may import from its own part and from parts before it."""
 
 

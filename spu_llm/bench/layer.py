@@ -66,7 +66,7 @@ def bench_layer(shape: LayerShape, protocol: ProtocolConfig, repeats: int, ops: 
     """
     config = shape.config()
     decoder = Decoder(config, {})
-    params, x, cache = _inputs(config, shape.context)
+    params, x, cache = layer_inputs(config, shape.context)
     place = window(config, shape.context, 1, shape.context + 1)
     stock = stock_layer(decoder, params, x, cache, place, protocol, repeats)
     if ops == "stock":
@@ -107,7 +107,7 @@ def spu_layer(
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Figures of a pass of function(params, x, cache, place) on SPU, and its output."""
     with Session(protocol) as session:
-        names = _share(session, params, x, cache, place)
+        names = share_layer(session, params, x, cache, place)
         slots = jax.tree_util.tree_map(lambda value: Slot(value.shape), (params, x, cache))
         public = Window(*(Slot(value.shape, value.dtype, public=True) for value in place))
         program = session.compile("layer", function, (*slots, public))
@@ -129,7 +129,8 @@ def spu_layer(
     }, y
 
 
-def _inputs(config: DecoderConfig, context: int) -> tuple[Any, np.ndarray, LayerCache]:
+def layer_inputs(config: DecoderConfig, context: int) -> tuple[Any, np.ndarray, LayerCache]:
+    """A layer's weights, one token's x [1, width], and a cache with `context` rows and room for one more."""
     random = np.random.default_rng(_SEED)
     x = random.standard_normal((1, config.width), np.float32)
     params = random_params(config, random)
@@ -150,7 +151,7 @@ def _weight(random: np.random.Generator, name: str, shape: tuple[int, ...], devi
     return np.ones(shape, np.float32) if name.endswith("scale") else deviation * random.standard_normal(shape, np.float32)
 
 
-def _share(session: Session, params: Any, x: np.ndarray, cache: LayerCache, place: Window) -> tuple:
+def share_layer(session: Session, params: Any, x: np.ndarray, cache: LayerCache, place: Window) -> tuple:
     """Share everything and return the tree of variable names that a run takes."""
 
     def share(path: tuple, value: np.ndarray) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from statistics import median
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import enable_x64
 
+from ..dealer.material import Recorder
 from ..models.cache import Window
 from ..models.config import DecoderConfig
 from ..models.fixed_block import BITS, STREAM_BITS, BlockParams, BlockPlan, block, encode_angles, encode_layer
@@ -15,18 +22,23 @@ from ..models.fixed_experts import RoutingPlan
 from ..models.folded import fold_layer
 from ..primitives import functions
 from ..primitives.attention import Place, RowCache, SoftmaxPlan
+from ..primitives.dealing import Dealing, with_material
 from ..primitives.fixed import Fixed, encode
 from ..primitives.norm import NormPlan, root_table
 from ..runtime import ProtocolConfig, Session, Slot
 from ..runtime.assisted import TRUST, Assisted, OperandName, OperandSlot, offline
 
 _LEAST_PERIOD = 64.0
+_WORD = 8  # bytes of an element of the ring
 
 
 def bench_plugin_layer(
     config: DecoderConfig, params: Any, x: np.ndarray, cache: Any, place: Window, repeats: int
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Figures of one pass after set-up, and the layer's output: centred for families whose norms subtract the mean."""
+    """Figures of one pass after set-up, and the layer's output: centred for families whose norms subtract the mean.
+
+    `openings` are the bytes of each message, in order.
+    """
     context = int(place.start)
     plan = _plan(config, context + 1)
     with Session(ProtocolConfig()) as session:
@@ -34,7 +46,8 @@ def bench_plugin_layer(
         encoded = encode_layer(fold_layer(config, params), plan.norm, (1.0, 1.0))
         names, slots = _place(session, assisted, config, encoded, x, cache, place)
         keeps = (None, *(part.raw for part in slots[2]))
-        program = assisted.compile("layer", partial(block, config, plan), slots, keeps)
+        function = partial(block, config, plan)
+        program = assisted.compile("layer", function, slots, keeps)
         results = ["y", OperandName("new.keys"), OperandName("new.values")]
         seconds = []
         for i in range(repeats + 1):  # the first pass warms up
@@ -46,6 +59,7 @@ def bench_plugin_layer(
     return {
         "bytes": phase.bytes,
         "messages": phase.messages,
+        "openings": _openings(function, slots, keeps),
         "seconds": median(seconds[1:]),
         "failure_probability": 0.0,  # every truncation is exact within its bound
         "trust": TRUST,
@@ -53,6 +67,31 @@ def bench_plugin_layer(
         "dealer_seconds": dealt.seconds,
         "operations": {name: vars(cost) for name, cost in phase.ops.items() if cost.seconds > 1e-4},
     }, y
+
+
+@dataclass
+class _Counting(Dealing):
+    """Writes down the size of each message."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def flush(self) -> None:
+        self.sizes.append(sum(_WORD * prod(request.masked.shape) for request in self.pending))
+        super().flush()
+
+
+def _openings(function: Callable, slots: tuple, keeps: tuple[OperandSlot | None, ...]) -> list[int]:
+    """Bytes of each message of a program that `Assisted` compiles of this, as its protocols ask for them: nothing is run."""
+    leaves, tree = jax.tree_util.tree_flatten(slots, is_leaf=lambda x: isinstance(x, (Slot, OperandSlot)))
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, np.int64) for leaf in leaves]
+    operands = {i: leaf.name for i, leaf in enumerate(leaves) if isinstance(leaf, OperandSlot)}
+    kept = {i: leaf.name for i, leaf in enumerate(keeps) if leaf is not None}
+    counting = _Counting(Recorder(lambda count: jnp.zeros(count, np.int64)))
+    with enable_x64():
+        dealt = with_material(lambda *flat: function(*tree.unflatten(flat)), shapes, operands, kept)
+        arguments = [(shape, shape) if i in operands else shape for i, shape in enumerate(shapes)]
+        jax.eval_shape(lambda *flat: dealt.evaluate(counting, flat), *arguments)
+    return counting.sizes
 
 
 def _plan(config: DecoderConfig, length: int) -> BlockPlan:

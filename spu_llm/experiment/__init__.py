@@ -2,6 +2,6 @@
 
 from .report import render_report
 from .runner import run_experiment
-from .schema import Experiment, load_experiment
+from .schema import Experiment, Runs, load_experiment
 
-__all__ = ["Experiment", "load_experiment", "render_report", "run_experiment"]
+__all__ = ["Experiment", "Runs", "load_experiment", "render_report", "run_experiment"]

@@ -29,7 +29,7 @@ from .launch import measure_apart
 from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
 from .owner import measured, prepared_file
 from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
-from .schema import Experiment
+from .schema import Experiment, Runs
 from .sparsity import (
     bucket_metrics,
     bytes_ratio,
@@ -47,28 +47,39 @@ _DISK_FACTOR = 2.5  # LevelDB writes each opened weight to its log and to a tabl
 
 
 def run_experiment(
-    main: Experiment,
-    baseline: Experiment | None,
+    runs: Runs,
     out: Path,
     progress: Progress = silent,
     stream: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Run an experiment, and its baseline if it has one; write metrics.json and return what it holds.
+    """Run an experiment, its baseline and its variants; write metrics.json and return what it holds.
 
     A part that was finished before under the same settings is not run again. `stream` receives the main run's text.
     """
-    for experiment in filter(None, (main, baseline)):
+    for experiment in runs:
         _prepare(experiment)  # whatever is wrong with a config shows before anything is run or written
     make_folder(out)
-    metrics = _resumed(main, out, "main", progress, stream)
-    if baseline is not None:
-        metrics["baseline"] = _resumed(baseline, out, "baseline", progress, lambda text: None)
-        ours, theirs = (m["decode"]["seconds_per_token"] for m in (metrics, metrics["baseline"]))
-        metrics["speedup"] = theirs / ours if ours and theirs else None
-        if "comet" in metrics:
-            metrics["comet"]["bytes_ratio"] = bytes_ratio(metrics, metrics["baseline"])
+    metrics = _resumed(runs.main, out, "main", progress, stream)
+    beside = {
+        name: _resumed(variant, out, name, progress, lambda text: None)
+        for name, variant in (runs.variants | ({} if runs.baseline is None else {"baseline": runs.baseline})).items()
+    }
+    if "baseline" in beside:
+        metrics["baseline"] = beside.pop("baseline")
+        for run in (metrics, *beside.values()):
+            _compare(run, metrics["baseline"])
+    if beside:
+        metrics["variants"] = beside
     write_whole(out / "metrics.json", json.dumps(metrics, indent=1))
     return metrics
+
+
+def _compare(run: dict[str, Any], baseline: dict[str, Any]) -> None:
+    """Hold a run's decoding against the baseline's."""
+    ours, theirs = (m["decode"]["seconds_per_token"] for m in (run, baseline))
+    run["speedup"] = theirs / ours if ours and theirs else None
+    if "comet" in run:
+        run["comet"]["bytes_ratio"] = bytes_ratio(run, baseline)
 
 
 def measure(
@@ -157,7 +168,7 @@ def _identity(experiment: Experiment) -> list[Any]:
     files += draft_files(experiment)
     files += [] if experiment.sparsity is None or experiment.sparsity.file is None else [experiment.sparsity.file]
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return [experiment.without_baseline().model_dump_json(), stats, version("spu_llm")]
+    return [experiment.alone().model_dump_json(), stats, version("spu_llm")]
 
 
 def _finished(kept: Path) -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -118,6 +120,12 @@ def _checked_address(text: str) -> str:
     return text
 
 
+def _checked_name(text: str) -> str:
+    if text in ("main", "baseline") or not re.fullmatch(r"\w[\w-]*", text):  # finished runs are files of that name
+        raise ValueError("name a variant by letters, digits, _ and -, and neither main nor baseline")
+    return text
+
+
 _Address = Annotated[str, AfterValidator(_checked_address)]
 
 
@@ -152,7 +160,7 @@ class Experiment(BaseModel):
     file of `spu-llm prepare soal`, whose prefix, ranges and references stand for those of the model's config.
     `processes`: the parties (and the dealer) are processes of this machine instead of threads, as they are on networks of mode
     `link`; `parties` says where processes are that are started one by one. `baseline` holds the settings in which a second run,
-    made in the same go, differs from this one.
+    made in the same go, differs from this one, and `variants` those of further runs, by name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -169,6 +177,7 @@ class Experiment(BaseModel):
     processes: bool = False
     parties: PartiesConfig | None = None
     baseline: dict[str, Any] | None = None
+    variants: dict[Annotated[str, AfterValidator(_checked_name)], dict[str, Any]] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -229,12 +238,25 @@ class Experiment(BaseModel):
         """The public tokens computed ahead of time."""
         return self.model.prefix if self.generation.use_prefix else ()
 
-    def without_baseline(self) -> Experiment:
-        return self.model_copy(update={"baseline": None})
+    def alone(self) -> Experiment:
+        """This run without what stands beside it."""
+        return self.model_copy(update={"baseline": None, "variants": {}})
 
 
-def load_experiment(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Experiment, Experiment | None]:
-    """Read an experiment and its baseline. `overrides` are "a.b=value" texts, applied over the file.
+@dataclass(frozen=True)
+class Runs:
+    """What an experiment runs in one go: its own settings, its baseline's, and its variants' by name."""
+
+    main: Experiment
+    baseline: Experiment | None = None
+    variants: dict[str, Experiment] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Experiment]:
+        yield from filter(None, (self.main, self.baseline, *self.variants.values()))
+
+
+def load_experiment(path: Path, overrides: tuple[str, ...] = ()) -> Runs:
+    """Read an experiment, its baseline and its variants. `overrides` are "a.b=value" texts, applied over the file.
 
     `model` and `network` are names of files in the folders beside the config's own, or in the project's configs.
     Raises UserError for anything that does not fit.
@@ -245,16 +267,17 @@ def load_experiment(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Experi
     return build_experiment(raw, path.resolve().parent.parent, str(path))
 
 
-def build_experiment(raw: dict[str, Any], folder: Path, place: str) -> tuple[Experiment, Experiment | None]:
+def build_experiment(raw: dict[str, Any], folder: Path, place: str) -> Runs:
     """Check settings that come from a file or from the command line; `place` names them in errors."""
-    baseline = raw.get("baseline")
-    if baseline is not None and not isinstance(baseline, dict):
-        raise UserError(f"{place}: baseline is {baseline!r}; give the settings in which the baseline differs")
     main = _validate(_resolve(raw, folder, place), place)
-    if baseline is None:
-        return main, None
-    merged = _merge({key: value for key, value in raw.items() if key != "baseline"}, baseline)
-    return main, _validate(_resolve(merged, folder, place), f"{place}, with baseline")
+    alone = {key: value for key, value in raw.items() if key not in ("baseline", "variants")}
+
+    def beside(over: dict[str, Any], name: str) -> Experiment:
+        where = f"{place}, with {name}"
+        return _validate(_resolve(_merge(alone, over), folder, where), where)
+
+    baseline = None if main.baseline is None else beside(main.baseline, "baseline")
+    return Runs(main, baseline, {name: beside(over, f"variant {name}") for name, over in main.variants.items()})
 
 
 def load_model(name: str, folder: Path = CONFIGS) -> ModelConfig:
@@ -373,7 +396,7 @@ def _first_line(error: ValidationError, place: str, model: type[BaseModel]) -> s
     if first["type"] == "missing":
         return f"{place}: {where} is missing; add it"
     mapping = "give a mapping of settings"
-    reason = mapping if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
+    reason = mapping if first["type"] in ("model_type", "dict_type") else first["msg"].removeprefix("Value error, ")
     reason = reason[0].lower() + reason[1:] if first["type"] != "value_error" else reason
     given = first["input"]
     value = f" is {given!r}" if isinstance(given, (str, int, float, bool)) else ""

@@ -54,10 +54,13 @@ _SCORES = 1 << 20  # of one layer in one pass at most: their tables take half a 
 class AssistedDecoder:
     """A decoder whose weights, cache and activations are secret-shared, run by dealer protocols in a SEMI2K session.
 
-    Interface and meaning as `SecureDecoder`. With `appends` rows that were taken back are not written again (see `CacheRows`), and
-    `capacity` counts them too. What each party learns: the client its logits, rounded to 2^-16; both the
-    number of tokens in each pass and the positions; the dealer these numbers and the model's shape. Everything opened to
-    both is uniformly masked (docs/leakage.md).
+    Interface and meaning as `SecureDecoder`. `calibration` chooses the tables (see `calibration_for`), `ranges` says how it fared.
+    Material is dealt in this process as it is needed, unless `supply` has it; `prefix_rows` are the prefix' cache rows where they
+    were computed before. A value that leaves its table makes a pass raise `UserError`, and its tokens count as not given.
+
+    With `appends` rows that were taken back are not written again (see `CacheRows`), and `capacity` counts them too. What each
+    party learns: the client its logits, rounded to 2^-16; both the number of tokens in each pass and the positions; the dealer
+    these numbers and the model's shape. Everything opened to both is uniformly masked (docs/leakage.md).
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class AssistedDecoder:
         supply: Supply | None = None,
         prefix_rows: Sequence[LayerCache] | None = None,
         appends: bool = False,
-    ):
+    ) -> None:
         if capacity > decoder.config.positions and not appends:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
         self.session = session
@@ -162,6 +165,7 @@ class AssistedDecoder:
 
     @property
     def trust(self) -> str:
+        """What secrecy rests on, in a line."""
         return TRUST
 
     @property

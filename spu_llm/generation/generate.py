@@ -34,7 +34,10 @@ def generate(
     end_tokens: Sequence[int] = (),
     phase: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext(),
 ) -> Iterator[Step]:
-    """Yield up to `new_tokens` tokens after `prompt`, ending early after one of `end_tokens`.
+    """Yield up to `new_tokens` tokens after the ids of `prompt`, ending early after one of `end_tokens`.
+
+    `decoder` is set up; prompt, logits and tokens are the client's secret. `pick` takes logits [vocabulary] and gives a token id,
+    as a `Sampler` does. `phase` books costs, as `Session.phase` does. Raises `UserError` where the text outgrows the cache.
 
     The pass over the prompt is booked to phase "prefill", every later one-token pass to "decode".
     """

@@ -13,12 +13,19 @@ _GREEDY = 1e-4  # below this temperature a draw is the best token, and logits / 
 class SamplingConfig(BaseModel):
     """Greedy at temperature 0. Otherwise logits / temperature, cut to the top_k best, then to the least set of mass top_p."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     temperature: float = Field(default=0.0, ge=0, le=1e3)
+    """By which logits are divided; 0 takes the best token."""
+
     top_k: int | None = Field(default=None, ge=1)
+    """Draw from so many best tokens only; left out, from all."""
+
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the least set of tokens that has this probability."""
+
     seed: int | None = Field(default=None, ge=0)
+    """Of the client's draws, to repeat them; left out, a secret one that is new in every run. Who knows it can replay the draws."""
 
     @property
     def drawn_seed(self) -> int:
@@ -29,7 +36,7 @@ class SamplingConfig(BaseModel):
 class Sampler:
     """Draws tokens as `config` says; the same seed, if it gives one, gives the same tokens for the same logits."""
 
-    def __init__(self, config: SamplingConfig):
+    def __init__(self, config: SamplingConfig) -> None:
         self._config = config
         self._random = np.random.default_rng(config.seed)
 

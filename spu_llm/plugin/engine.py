@@ -67,11 +67,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Precision:
-    """Fraction bits kept by an operand of a product, and the integer bits that every value of the function must fit."""
+    """How the numbers of a function are held in the 64-bit ring; more of one kind of bits leaves room for fewer of the other."""
 
     fraction_bits: int = 16
+    """Kept by an operand of a product: results are off by about 2^-fraction_bits."""
+
     integer_bits: int = 12
+    """Every value of the function must lie below 2^integer_bits; `calibrate` checks that on its samples."""
+
     tolerance: float = 3e-4
+    """Largest absolute error of a looked-up function whose values are up to 4; in proportion where they are larger."""
 
     @property
     def room(self) -> int:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,17 @@ from .interpret import Interpreter
 from .ranges import Ranges
 from .values import Secret, is_public
 
+SoftmaxReference = Literal["max", "first"]
+"""What softmax subtracts of each row."""
+
 _PROGRAMS = count()  # a session keeps programs by name, so each needs its own
 
 
 class Plugin:
     """What `spu_llm.enable` makes of a function; see there.
 
-    The function is traced once for each set of argument shapes, as `jax.jit` does: what it closes over is fixed then.
+    The function is traced once for each set of argument shapes, as `jax.jit` does: what it closes over is fixed then. Every
+    argument is a secret, but for those given in `public`; results stay secret. Pickled, it takes its settings along and no key.
     """
 
     def __init__(
@@ -42,9 +46,9 @@ class Plugin:
         public: Mapping[str, Any] | None = None,
         ranges: Ranges | None = None,
         dealer: bool = True,
-        softmax_reference: str = "max",
+        softmax_reference: SoftmaxReference = "max",
         precision: Precision | None = None,
-    ):
+    ) -> None:
         if softmax_reference not in ("max", "first"):
             raise UserError(f"softmax_reference is {softmax_reference!r}; use 'max' or 'first'")
         self.function = function

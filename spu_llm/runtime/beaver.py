@@ -22,19 +22,22 @@ from ..network.certificates import Identity
 
 
 class BeaverConfig(BaseModel):
-    """Which Beaver server the parties of a SEMI2K session use. All parties need the same one, and the same adjust rank.
+    """Which Beaver server the parties of a SEMI2K session use. All parties need the same one, and the same adjust rank."""
 
-    `public_key` is the file that the server writes, from a source that the parties trust: who can replace it is the dealer.
-    `adjust_rank` is the party that talks to the server. `transport` is HTTP/1.1 or HTTP/2 ("h2"), of which SPU's client
-    takes at most 256 KB ahead of its reading: slow for much data over long distances.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     address: str
+    """HOST:PORT of `spu-llm beaver`."""
+
     public_key: Path
+    """The file that the server writes, from a source that the parties trust: who can replace it is the dealer."""
+
     adjust_rank: int = 0
+    """The party that talks to the server: 0 is the client."""
+
     transport: Literal["http", "h2"] = "http"
+    """HTTP/1.1 or HTTP/2, of which SPU's client takes at most 256 KB ahead of its reading: slow for much data over long
+    distances."""
 
 
 def settings(beaver: BeaverConfig, identity: Identity | None = None) -> dict[str, Any]:

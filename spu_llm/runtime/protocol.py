@@ -17,19 +17,24 @@ _PARTIES = {"SEMI2K": (2, 3), "ABY3": (3,), "CHEETAH": (2,)}
 
 
 class ProtocolConfig(BaseModel):
-    """An SPU protocol and its fixed-point format.
+    """An SPU protocol and its fixed-point format; public, and the same at all parties. Raises ValueError for what does not fit."""
 
-    `beaver`: the server of a third party's triples for stock SEMI2K (`spu-llm beaver`); without it rank 0 makes them.
-    `fraction_bits` is f: a real x is held as round(x * 2^f) in the ring Z_2^64 (FM64) or Z_2^128 (FM128).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: Literal["SEMI2K", "ABY3", "CHEETAH"] = "SEMI2K"
+    """The protocol; whom each trusts is in docs/leakage.md."""
+
     ring: Literal["FM64", "FM128"] = "FM64"
+    """The integers modulo 2^64 or 2^128 that shares are of."""
+
     fraction_bits: int = 18
+    """f: a real x is held as round(x * 2^f). From 8 to 24 in FM64, to 56 in FM128."""
+
     parties: int | None = None
+    """Left out: 3 for ABY3, else 2. SEMI2K also takes 3."""
+
     beaver: BeaverConfig | None = None
+    """The server of a third party's triples for stock SEMI2K (`spu-llm beaver`); without it the client's runtime makes them."""
 
     @model_validator(mode="after")
     def _check(self) -> ProtocolConfig:
@@ -46,14 +51,17 @@ class ProtocolConfig(BaseModel):
 
     @property
     def ring_bits(self) -> int:
+        """Bits of an element of the ring, as it is sent."""
         return 64 if self.ring == "FM64" else 128
 
     @property
     def world_size(self) -> int:
+        """How many parties take part."""
         return self.parties or _PARTIES[self.name][0]
 
     @property
     def roles(self) -> tuple[str, ...]:
+        """The parties' names, by rank."""
         return ROLES[: self.world_size]
 
     @property

@@ -75,14 +75,15 @@ class Session:
     Use as a context manager. Values enter with `share` (secret, from one role) or `publish` (public), are worked on by
     `run`, and leave with `receive`, which gives them to one role only. Nothing else leaves the parties.
 
-    Costs are booked to the phase named by `phase()`: bytes and messages are SPU's own counts plus what the session
-    itself sends (shares of inputs and outputs).
+    Costs are booked to the phase named by `phase()`, which gives a `Phase`: `seconds` of compute, and the `bytes` and `messages`
+    that one party sends (the larger of the parties), by SPU's own counts plus what the session itself sends (shares of inputs
+    and outputs). A party that fails ends the session: later calls raise RuntimeError.
     """
 
     runs_ahead = True
     """Whether it gains by doing ahead of an input what can be done (see ahead.py)."""
 
-    def __init__(self, protocol: ProtocolConfig):
+    def __init__(self, protocol: ProtocolConfig) -> None:
         self.protocol = protocol
         self.phases: dict[str, Phase] = defaultdict(Phase)
         self._phase = "setup"
@@ -113,6 +114,7 @@ class Session:
 
     @property
     def roles(self) -> tuple[str, ...]:
+        """The parties' names, by rank."""
         return self.protocol.roles
 
     def __enter__(self) -> Session:
@@ -132,6 +134,7 @@ class Session:
 
     @property
     def current_phase(self) -> str:
+        """To which costs are booked now."""
         return self._phase
 
     @contextmanager

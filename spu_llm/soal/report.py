@@ -1,4 +1,4 @@
-"""What the offline step found, as lines, JSON, a plot and a self-contained HTML page. All of it is for the owner's eyes."""
+"""What the offline step found, as lines, JSON, a picture and a self-contained HTML page. All of it is for the owner's eyes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 import jinja2
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..errors import UserError
+from ..pictures import prefix
+from ..pictures.page import STYLE
+from ..pictures.prefix import draw_positions
+from ..pictures.theme import COLOURS, MARKERS, svg, themed
 from .maxima import ScoreReference
 from .prefix import Trial
 from .prepared import Prepared
@@ -38,6 +41,10 @@ def summary(prepared: Prepared) -> dict[str, Any]:
         "frees_text": special.chosen.frees_text,
         "frees_vocabulary": special.chosen.frees,
         "trials": [_trial(trial) for trial in special.trials],
+        "positions": {
+            kind: {"before": [pair[i] for pair in special.before], "after": [pair[i] for pair in special.after]}
+            for i, kind in enumerate(KINDS)
+        },
         "rows": maxima.rows,
         "conformant": {"positions": maxima.positions, **_score(maxima.maxima)},
         "sink": _score(maxima.sink),
@@ -115,7 +122,7 @@ def writer(path: Path) -> Callable[[Prepared], bytes]:
     kinds: dict[str, Callable[[Prepared], bytes]] = {
         ".html": lambda prepared: render(prepared).encode(),
         ".json": lambda prepared: json.dumps(summary(prepared), indent=1).encode(),
-        ".png": lambda prepared: _drawn(prepared, "png"),
+        ".png": lambda prepared: _png(summary(prepared)),
     }
     if path.suffix not in kinds:
         raise UserError(f"--report {path}: of no known kind; end it in {', '.join(kinds)}")
@@ -125,47 +132,51 @@ def writer(path: Path) -> Callable[[Prepared], bytes]:
 def render(prepared: Prepared) -> str:
     """The page. Needs nothing from outside itself."""
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_TEMPLATE.read_text())
-    plot = _drawn(prepared, "svg").decode()
+    found = summary(prepared)
     return page.render(
-        found=summary(prepared),
+        found=found,
+        style=STYLE,
         verdict=verdict(prepared.facts.special.chosen).removeprefix("result").strip(),
-        plot=plot[plot.index("<svg") :],
+        positions=prefix(found),
+        coverage=_coverage(found),
     )
 
 
-def _drawn(prepared: Prepared, kind: str) -> bytes:
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    norm, activation, coverage = figure.subplots(1, 3)
-    for i, axes in enumerate((norm, activation)):
-        _draw_positions(axes, prepared, i)
-    norm.set_yscale("log")
-    norm.legend(fontsize=8)
-    _draw_coverage(coverage, prepared)
-    out = io.BytesIO()
-    figure.savefig(out, format=kind, dpi=150)
-    return out.getvalue()
+def _coverage(found: dict[str, Any]) -> str:
+    with themed(9.5, 2.8) as figure:
+        _draw_coverage(figure.subplots(), found)
+        return svg(figure, "Share of rows, by layer, whose maximum is found by " + _references(found))
 
 
-def _draw_positions(axes: Axes, prepared: Prepared, kind: int) -> None:
-    """Largest |input| at each position of the passages, before and after the prefix, and what makes an outlier."""
-    special = prepared.facts.special
-    for values, label in ((special.before, "no prefix"), (special.after, "after the prefix")):
-        axes.plot([pair[kind] for pair in values], label=label, linewidth=1.2, marker="o", markevery=[0], markersize=4)
-    limit = special.eta * special.chosen.median[kind]
-    axes.axhline(limit, color="#666666", linestyle="--", linewidth=1, label=f"{special.eta:g} medians")
-    axes.set_title(f"largest |input| of a{'n' if kind else ''} {KINDS[kind]}", fontsize=10)
-    axes.set_xlabel("position in a passage")
+def _png(found: dict[str, Any]) -> bytes:
+    """Both pictures of the page in one, on white."""
+    with themed(12, 3.6) as figure:
+        *panels, last = figure.subplots(1, len(KINDS) + 1)
+        draw_positions(panels, found)
+        _draw_coverage(last, found)
+        out = io.BytesIO()
+        figure.savefig(out, format="png", dpi=150)
+        return out.getvalue()
 
 
-def _draw_coverage(axes: Axes, prepared: Prepared) -> None:
+def _draw_coverage(axes: Axes, found: dict[str, Any]) -> None:
     """Share of rows, by layer, in which a reference is the exact maximum."""
-    maxima = prepared.facts.maxima
-    for reference, label in ((maxima.maxima, f"of {maxima.positions} scores"), (maxima.sink, "position 0 alone")):
-        axes.plot(np.mean(np.asarray(reference.coverage), axis=1), label=label, linewidth=1.2, marker=".")
+    names = (f"the largest of {found['conformant']['positions']} scores", "conformant"), ("the score of position 0", "sink")
+    for i, (label, reference) in enumerate(names):
+        axes.plot(found[reference]["coverage_by_layer"], label=label, color=COLOURS[i], marker=MARKERS[i])
     axes.set_ylim(0, 1.02)
-    axes.set_title("rows whose maximum is found", fontsize=10)
+    axes.set_title("Rows whose maximum is found")
     axes.set_xlabel("layer")
-    axes.legend(fontsize=8)
+    axes.grid()
+    axes.legend()
+
+
+def _references(found: dict[str, Any]) -> str:
+    conformant, sink = found["conformant"], found["sink"]
+    return (
+        f"the largest of {conformant['positions']} scores ({conformant['coverage']:.0%} in all) and by the score of position 0 "
+        f"({sink['coverage']:.0%})"
+    )
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_command_prints_json():
 
 
 def test_command_prints_a_row_each(monkeypatch):
-    monkeypatch.setattr("spu_llm.cli.OPS", ["truncate", "product"])
+    monkeypatch.setattr("spu_llm.cli.bench_op.OPS", ["truncate", "product"])
     lines = run("--op", "all", "--elements", "50", "--repeats", "1").output.splitlines()
     assert lines[0] == HEADER
     assert [line.split()[0] for line in lines[1:]] == ["truncate", "product", "Bytes", "trust:"]

@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from spu_llm import cli_prompt
 from spu_llm.bench import prompt as module
 from spu_llm.bench.layer import LayerShape
 from spu_llm.bench.prompt import bench_prompt
+from spu_llm.cli import bench_prompt as command_module
 from spu_llm.cli import main
 from spu_llm.generation import assisted
 from spu_llm.runtime import ProtocolConfig
@@ -90,7 +90,7 @@ def test_a_longer_prompt_costs_stock_more_than_its_share():
 
 @pytest.fixture
 def command(monkeypatch):
-    monkeypatch.setitem(cli_prompt.SHAPES, "gpt2-small", GPT2)
+    monkeypatch.setitem(command_module.SHAPES, "gpt2-small", GPT2)
     return lambda *args: CliRunner().invoke(main, ["bench", "prompt", "--tokens", str(TOKENS), *args])
 
 

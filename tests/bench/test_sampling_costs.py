@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from spu_llm.bench.sampling import bench_sampling
-from spu_llm.cli_sampling import sampling_command
+from spu_llm.cli.bench_sampling import sampling_command
 from spu_llm.errors import UserError
 from spu_llm.network import NetworkProfile
 from spu_llm.runtime import ProtocolConfig

@@ -17,7 +17,7 @@ from spu_llm.bench.costs import added, less, measured, ratios
 from spu_llm.bench.indexing import IndexShape, bench_indexing
 from spu_llm.bench.sparse import How, layer_parts
 from spu_llm.bench.sparse_case import SparseModel, layer_case
-from spu_llm.cli_sparse import sparse_command
+from spu_llm.cli.bench_sparse import sparse_command
 from spu_llm.comet.prepared import LayerSparsity, LowRank, Prepared
 from spu_llm.errors import UserError
 from spu_llm.models import load_checkpoint

@@ -28,7 +28,7 @@ from spu import Io, Runtime, libspu
 from spu.experimental import make_cached_var
 from spu.utils import frontend
 
-from spu_llm.cli_beaver import beaver_command
+from spu_llm.cli.beaver import beaver_command
 from spu_llm.dealer.beaver import server as server_module
 from spu_llm.dealer.beaver.keys import load_key
 from spu_llm.dealer.beaver.ring import FIELDS, RINGS
@@ -591,7 +591,7 @@ def test_addresses_and_ranks_that_cannot_be(server, key, public_key, tmp_path):
 
 def test_command(tmp_path):
     """A process of its own: it serves SPU, and says at its end what it did."""
-    code = "from spu_llm.cli_beaver import beaver_command; beaver_command()"
+    code = "from spu_llm.cli.beaver import beaver_command; beaver_command()"
     arguments = ["--listen", "127.0.0.1:0", "--key", "b.key", "--public-key", "b.pub"]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     killer = threading.Timer(30, process.kill)

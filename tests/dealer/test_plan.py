@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from spu_llm.cli_plan import plan_table_command
+from spu_llm.cli.plan_table import plan_table_command
 from spu_llm.dealer import dpf, plan
 from spu_llm.dealer.generator import Dealer, receive
 from spu_llm.dealer.material import Recorder

@@ -1,16 +1,14 @@
 """Parties as processes: the same tokens, faults noticed in time, and a generation that goes on where it broke off."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from conftest import LLAMA, TEXT, tensors, write_checkpoint, write_tokenizer
+from forked import start
 from safetensors.numpy import save_file
 
 from spu_llm.experiment.launch import measure_apart
@@ -46,7 +44,7 @@ def plain_tokens(model, prompt, count):
 
 
 def load_model_settings(model):
-    return build_experiment({"model": model, "network": "none", "generation": GENERATION}, CONFIGS, "x")[0].model
+    return build_experiment({"model": model, "network": "none", "generation": GENERATION}, CONFIGS, "x").main.model
 
 
 class Town:
@@ -78,15 +76,13 @@ class Town:
             settings = {"model": self._model, "ops": "plugin", "network": "none", "generation": generation, "parties": parties}
             config.write_text(json.dumps(settings | changes))
             arguments = ["party", config, "--role", role, "--out", role]  # relative, as a user would
-        command = [sys.executable, "-m", "spu_llm", *map(str, arguments), "--quiet"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder)
-        self._running.append(process)
-        return process
+        running = start([*map(str, arguments), "--quiet"], self.folder, f"{role}-{len(self._running)}")
+        self._running.append(running)
+        return running
 
     def end(self):
-        for process in self._running:
-            process.kill()
-            process.communicate()
+        for each in self._running:
+            each.kill()
 
 
 @contextmanager
@@ -101,11 +97,18 @@ def town(folder, model):
 def failure(process):
     """What a process that fails says, and within what time."""
     started = time.monotonic()
-    _, errors = process.communicate(timeout=ENDS_WITHIN)
-    assert process.returncode == 2, errors
-    line = errors.decode().splitlines()[-1]
+    code, errors = process.wait(ENDS_WITHIN), process.errors.read_text()
+    assert code == 2, errors
+    line = errors.splitlines()[-1]
     assert line.startswith("error: ")
     return line, time.monotonic() - started
+
+
+def until(true, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_generation_survives_a_killed_party_and_a_cut_link(model, tmp_path):
@@ -119,7 +122,7 @@ def test_a_generation_survives_a_killed_party_and_a_cut_link(model, tmp_path):
         parties.start("dealer")
         kept = tmp_path / "client" / "tokens.json"
         owner, client = parties.start("owner"), parties.start("client")
-        assert os.read(client.stdout.fileno(), 1)
+        until(lambda: client.out.stat().st_size)
         owner.kill()
         line, seconds = failure(client)
         assert line.startswith(f"error: owner ({parties.addresses['owner']}) ")
@@ -129,44 +132,41 @@ def test_a_generation_survives_a_killed_party_and_a_cut_link(model, tmp_path):
         done = cut_link(parties, kept)
         note_sessions()
         owner, client = parties.start("owner"), parties.start("client")
-        wait_for_more(kept, done)
+        until(lambda: tokens(kept) > done)
         note_sessions()
-        assert client.wait(120) == 0, client.stderr.read()
-        assert owner.wait(30) == 0, owner.stderr.read()
+        assert client.wait(120) == 0, client.errors.read_text()
+        assert owner.wait(30) == 0, owner.errors.read_text()
         metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
         assert metrics["resumed_at"] == done
         assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], NEW)
         assert len(sessions) == 3  # material anew each time
         assert kept.stat().st_mode & 0o077 == 0
         again = parties.start("client")  # alone: there is nothing left to do
-        assert again.wait(60) == 0, again.stderr.read()
+        assert again.wait(60) == 0, again.errors.read_text()
         assert json.loads((tmp_path / "client" / "metrics.json").read_text()) == metrics
 
 
 def cut_link(parties, kept):
     """Goes on until more tokens are there, and cuts the link between the parties; how many tokens there are then."""
-    before, client, owner = len(json.loads(kept.read_text())["tokens"]), parties.addresses["client"], parties.addresses["owner"]
+    before, client, owner = tokens(kept), parties.addresses["client"], parties.addresses["owner"]
     with Relay(NetworkProfile(name="bare", mode="none"), client, owner) as relay:
         parties.relayed = {"client": {"owner": relay.to_b}, "owner": {"client": relay.to_a}}
         processes = [parties.start(role) for role in ("owner", "client")]
-        assert wait_for_more(kept, before)
+        until(lambda: tokens(kept) > before)
         relay.cut()
         for process, peer, address in ((processes[1], "owner", relay.to_b), (processes[0], "client", relay.to_a)):
             line, seconds = failure(process)
             assert line.startswith(f"error: {peer} ({address}) was not heard for {TIMEOUT} seconds")
             assert seconds < TIMEOUT + 15
     parties.relayed = {}
-    done = len(json.loads(kept.read_text())["tokens"])
+    done = tokens(kept)
     assert before < done < NEW
     return done
 
 
-def wait_for_more(kept, before):
-    end = time.monotonic() + 120
-    while len(json.loads(kept.read_text())["tokens"]) <= before:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return "more"
+def tokens(kept):
+    """How many whole ones a client has kept."""
+    return len(json.loads(kept.read_text())["tokens"])
 
 
 def test_other_settings_are_refused_before_anything_moves(model, tmp_path):
@@ -180,15 +180,12 @@ def test_stock_operations_with_a_third_partys_triples(model, tmp_path):
     with town(tmp_path, model) as parties:
         parties.start("dealer")
         key = tmp_path / "dealer" / "beaver.pub"
-        end = time.monotonic() + 60
-        while not key.exists():
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        until(key.exists)
         settings = {"ops": "stock", "protocol": {"beaver": {"address": parties.beaver, "public_key": str(key)}}}
         few = {"generation": GENERATION | {"new_tokens": 6}}
         owner, client = parties.start("owner", **settings, **few), parties.start("client", **settings, **few)
-        assert client.wait(200) == 0, client.stderr.read()
-        assert owner.wait(30) == 0, owner.stderr.read()
+        assert client.wait(200) == 0, client.errors.read_text()
+        assert owner.wait(30) == 0, owner.errors.read_text()
         metrics = json.loads((tmp_path / "client" / "metrics.json").read_text())
         assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], 6)
         assert metrics["trust"].startswith("third-party Beaver server") and metrics["network"]["mode"] == "measured"
@@ -205,7 +202,7 @@ def test_drafts_are_verified_between_processes(model, tmp_path):
     write_tokenizer(folder, config["vocab_size"])
     decoding = {"draft_model": {"name": "draft", "path": str(folder)}, "draft_length": 3}
     settings = {"model": model, "network": "none", "processes": True, "generation": GENERATION | {"new_tokens": 16}}
-    experiment, _ = build_experiment(settings | {"decoding": decoding, "ops": "plugin"}, CONFIGS, "test")
+    experiment = build_experiment(settings | {"decoding": decoding, "ops": "plugin"}, CONFIGS, "test").main
     metrics = measure_apart(experiment)
     assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], 16)
     assert metrics["accuracy"]["top1_agreement"] == 1.0
@@ -216,7 +213,7 @@ def test_drafts_are_verified_between_processes(model, tmp_path):
 def test_a_run_starts_its_parties_over_an_emulated_link(model):
     network = {"name": "fast", "mode": "link", "bandwidth_mbps": 1000, "delay_ms": 2}
     settings = {"model": model, "network": network, "generation": GENERATION | {"new_tokens": 3}}
-    experiment, _ = build_experiment(settings, CONFIGS, "test")
+    experiment = build_experiment(settings, CONFIGS, "test").main
     said = []
     metrics = measure_apart(experiment, stream=said.append)
     assert metrics["tokens"] == plain_tokens(model, GENERATION["prompt"], 3)

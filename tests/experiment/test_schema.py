@@ -26,16 +26,25 @@ def test_shipped_experiments_load(path):
 
 def test_overrides_and_baseline(tmp_path):
     path = write(tmp_path, GOOD + "baseline: {protocol: {ring: FM128}, network: wan}\n")
-    main, baseline = load_experiment(path, ("protocol.fraction_bits=16", "generation.sampling.top_k=5", "network=none"))
-    assert (main.protocol.ring, main.protocol.fraction_bits, main.network.name) == ("FM64", 16, "none")
-    assert main.generation.sampling.top_k == 5
+    runs = load_experiment(path, ("protocol.fraction_bits=16", "generation.sampling.top_k=5", "network=none"))
+    protocol, baseline = runs.main.protocol, runs.baseline
+    assert (protocol.ring, protocol.fraction_bits, runs.main.network.name) == ("FM64", 16, "none")
+    assert runs.main.generation.sampling.top_k == 5
     assert (baseline.protocol.ring, baseline.protocol.fraction_bits, baseline.network.name) == ("FM128", 16, "wan")
+
+
+def test_variants_differ_in_what_they_name(tmp_path):
+    variants = "variants: {wide: {protocol: {ring: FM128}}, far: {network: wan, generation: {new_tokens: 3}}}\n"
+    runs = load_experiment(write(tmp_path, GOOD + "baseline: {network: none}\n" + variants))
+    assert [run.network.name for run in runs] == [runs.main.network.name, "none", runs.main.network.name, "wan"]
+    assert runs.variants["wide"].protocol.ring == "FM128" and runs.variants["far"].generation.new_tokens == 3
+    assert all(run.alone() == run for run in (runs.baseline, *runs.variants.values()))
 
 
 def test_files_beside_the_config_come_first(tmp_path):
     (tmp_path / "network").mkdir()
     (tmp_path / "network" / "lan.yaml").write_text("{name: lan, mode: model, bandwidth_mbps: 7}")
-    main, _ = load_experiment(write(tmp_path, GOOD))
+    main = load_experiment(write(tmp_path, GOOD)).main
     assert main.network.bandwidth_mbps == 7
 
 
@@ -52,6 +61,9 @@ def test_files_beside_the_config_come_first(tmp_path):
             "unknown network 'moon'; known: 100mbps, 100mbps_link, 5gbps, 5gbps_link, lan, lan_link, none, wan, wan_link",
         ),
         (GOOD, ("generation.new_tokens=0",), "generation.new_tokens is 0"),
+        (GOOD, ("baseline=3",), "baseline is 3: give a mapping of settings"),
+        (GOOD, ("variants={a: {network: moon}}",), "with variant a: unknown network 'moon'"),
+        (GOOD, ("variants={main: {network: wan}}",), "variants.main"),
         (GOOD, ("generation",), "write it as key.key=value"),
         (GOOD, ("model.name=x",), "model is not a section"),
         (GOOD, ("generation.prompt={",), "not valid YAML; quote it"),

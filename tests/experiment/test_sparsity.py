@@ -39,7 +39,7 @@ def config(tmp_path, checkpoints):
         "model": model,
         "ops": "plugin",
         "network": "wan",
-        "generation": {"prompt": TEXT[:12], "new_tokens": 3},
+        "generation": {"prompt": TEXT[:1], "new_tokens": 6},  # a prompt of one token, which takes no program of its own
         "sparsity": {"file": str(tmp_path / "tiny.safetensors"), "renew": 4},
         "baseline": {"sparsity": None},
     }
@@ -50,7 +50,7 @@ def config(tmp_path, checkpoints):
 
 @pytest.mark.parametrize("overrides", [("baseline=null",), ("ops=stock", "protocol={name: ABY3}")], ids=["plugin", "aby3"])
 def test_metrics_and_report(config, tmp_path, overrides):
-    metrics = run_experiment(*load_experiment(config, overrides), tmp_path / "out")
+    metrics = run_experiment(load_experiment(config, overrides), tmp_path / "out")
     comet = metrics["comet"]
     assert comet["active_blocks"] == [ACTIVE] * 2 and comet["active_heads"] == [4, HEADS]
     assert comet["active_share"] == ACTIVE / BLOCKS
@@ -71,7 +71,7 @@ def check_baseline(metrics, comet):
 
 def check_processes(config, threads):
     """The same between processes, with orders renewed on the way."""
-    metrics = measure_apart(load_experiment(config, ("baseline=null", "processes=true"))[0])
+    metrics = measure_apart(load_experiment(config, ("baseline=null", "processes=true")).main)
     assert metrics["text"] == threads["text"]
     for key in ("active_blocks", "active_heads", "renew", "recall"):
         assert metrics["comet"][key] == threads["comet"][key]
@@ -81,13 +81,13 @@ def check_processes(config, threads):
 
 
 def test_a_fresh_order_for_every_token_renews_nothing(config, tmp_path):
-    metrics = run_experiment(*load_experiment(config, ("sparsity.renew=token", "baseline=null")), tmp_path / "out")
+    metrics = run_experiment(load_experiment(config, ("sparsity.renew=token", "baseline=null")), tmp_path / "out")
     assert metrics["comet"]["shuffles"]["bytes"] == 0
     assert metrics["comet"]["active_heads"] == [4, 4]
 
 
 def test_what_is_told_has_no_weight(config):
-    experiment, _ = load_experiment(config)
+    experiment = load_experiment(config).main
     layers = Prepared.load(experiment.sparsity.file).layers
     terms = terms_of(layers, "token")
     assert SparseTerms.from_json(terms.to_json()) == terms
@@ -103,7 +103,7 @@ def test_what_is_told_has_no_weight(config):
 
 
 def test_terms_that_no_model_has_are_refused(config):
-    experiment, _ = load_experiment(config)
+    experiment = load_experiment(config).main
     model = load_checkpoint(experiment.model.locate()).decoder.config
     terms = terms_of(Prepared.load(experiment.sparsity.file).layers, 4)
     terms.check(model, 4)
@@ -143,4 +143,4 @@ def test_another_models_file_is_refused(config, tmp_path, checkpoints):
     settings["model"]["path"] = str(checkpoints["gpt2"])
     config.write_text(json.dumps(settings))
     with pytest.raises(UserError, match="was prepared for model tiny with other weights"):
-        run_experiment(*load_experiment(config), tmp_path / "out")
+        run_experiment(load_experiment(config), tmp_path / "out")

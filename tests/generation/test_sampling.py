@@ -13,9 +13,9 @@ from spu_llm.generation import Sampler, SamplingConfig, TextStream
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    size=st.integers(1, 40),
+    size=st.sampled_from([1, 2, 9, 40]),  # few shapes, for JAX compiles theirs for each
     temperature=st.floats(0.1, 3),
-    top_k=st.none() | st.integers(1, 50),
+    top_k=st.sampled_from([None, 1, 3, 50]),
     top_p=st.floats(0.01, 0.99),
 )
 def test_distribution_matches_transformers(seed, size, temperature, top_k, top_p):

@@ -33,10 +33,11 @@ def both(decoder, protocol, prefix=(), capacity=20):
 @pytest.mark.parametrize(("name", "ring"), [("SEMI2K", "FM64"), ("SEMI2K", "FM128"), ("ABY3", "FM64"), ("CHEETAH", "FM64")])
 def test_greedy_tokens_equal_plaintext(family, name, ring, checkpoints):
     decoder = load_checkpoint(checkpoints[family]).decoder
+    prompt, count = (PROMPT[:2], 2) if name == "CHEETAH" else (PROMPT, 4)  # it computes for seconds a token
     session, secure, plain = both(decoder, ProtocolConfig(name=name, ring=ring))
     with session:
-        ours = list(generate(secure, PROMPT, 4, GREEDY, phase=session.phase))
-    theirs = list(generate(plain, PROMPT, 4, GREEDY))
+        ours = list(generate(secure, prompt, count, GREEDY, phase=session.phase))
+    theirs = list(generate(plain, prompt, count, GREEDY))
     assert [step.token for step in ours] == [step.token for step in theirs]
     assert np.abs(np.stack([a.logits - b.logits for a, b in zip(ours, theirs, strict=True)])).max() < 0.03
 
@@ -82,7 +83,7 @@ def test_nothing_is_revealed_to_everyone(name, checkpoints):
     decoder = load_checkpoint(checkpoints["llama"]).decoder
     session, secure, _ = both(decoder, ProtocolConfig(name=name))
     with session:
-        secure.advance(PROMPT)
+        secure.advance(PROMPT[:2])
         secure.advance([1])
         assert len(session.programs) >= 6
         assert [program.name for program in session.programs if program.reveals] == []

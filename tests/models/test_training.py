@@ -118,9 +118,13 @@ class Broken(Exception):
     pass
 
 
+@pytest.fixture(scope="module")
+def whole(decoder):
+    return train(decoder, batch_of, next_token_loss, CONFIG)
+
+
 @pytest.mark.parametrize("at", [0, 7, 11])
-def test_a_broken_run_goes_on_where_it_was(at, decoder, tmp_path):
-    whole = train(decoder, batch_of, next_token_loss, CONFIG)
+def test_a_broken_run_goes_on_where_it_was(at, decoder, whole, tmp_path):
     asked = []
 
     def breaking(step):

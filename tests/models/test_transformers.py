@@ -41,7 +41,7 @@ def test_logits_match(name, tmp_path):
     folder = write_checkpoint(tmp_path / "model", config)
     theirs = MODELS[config["model_type"]].from_pretrained(reference_folder(folder, config))
     decoder = load_checkpoint(folder).decoder
-    for length in (1, 2, 7, 33):
+    for length in (1, 33):
         tokens = np.random.default_rng(length).integers(2, config["vocab_size"], length)
         want = np.asarray(theirs(tokens[None]).logits[0])
         got = PlainDecoder(decoder, 40).advance(tokens)

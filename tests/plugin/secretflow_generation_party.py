@@ -1,8 +1,8 @@
 """Text on the SPU device of alice, who has a prompt, and bob, who has a model; carol deals.
 
-JAX_ENABLE_X64=1 python secretflow_generation_party.py NAME PORT CHECKPOINT OUT
+JAX_ENABLE_X64=1 python secretflow_generation_party.py ADDRESS PORT CHECKPOINT OUT
 
-NAME is the party that this process is, in production mode; or an address of a Ray cluster with a node a party, for all of them.
+ADDRESS is that of a Ray cluster with a node a party, whose driver this process is. In production mode secretflow_party.py runs it.
 """
 
 import json
@@ -35,22 +35,21 @@ def save(steps: list, out: str) -> None:
     Path(out).write_text(json.dumps([[(step.token, step.logits.tolist()) for step in each] for each in steps]))
 
 
-def main(name: str, port: int, folder: str, out: str) -> None:
-    if name in PARTIES:
-        cluster = {"parties": {each: {"address": f"127.0.0.1:{port + i}"} for i, each in enumerate(PARTIES)}, "self_party": name}
-        sf.init(address=None, cluster_config=cluster, ray_mode=False, cross_silo_comm_backend="grpc", logging_level="error")
-    else:
-        sf.init(list(PARTIES), address=name)
+def make_device(port: int) -> sf.SPU:
     nodes = [{"party": each, "address": f"127.0.0.1:{port + 10 + i}"} for i, each in enumerate(PARTIES[:2])]
-    device = sf.SPU({"nodes": nodes, "runtime_config": {"protocol": "SEMI2K", "field": "FM64"}})
+    return sf.SPU({"nodes": nodes, "runtime_config": {"protocol": "SEMI2K", "field": "FM64"}})
+
+
+def run_generation(device: sf.SPU, folder: str, out: str) -> None:
     alice, bob, carol = map(sf.PYU, PARTIES)
     with SecretFlowDecoder(device, alice, bob, carol, bob(load)(folder), capacity=20) as decoder:
         found = [list(decoder.generate(alice(np.asarray)(prompt), NEW)) for prompt in PROMPTS]
         decoder.roll_back()
         found.append(list(decoder.generate(alice(np.asarray)(PROMPTS[0]), NEW)))
         sf.wait(alice(save)(found, out))
-    sf.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    sf.init(list(PARTIES), address=sys.argv[1])
+    run_generation(make_device(int(sys.argv[2])), *sys.argv[3:])
+    sf.shutdown()

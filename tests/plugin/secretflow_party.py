@@ -1,6 +1,8 @@
 """One party of three in SecretFlow's production mode: alice has tokens, bob weights, and carol, no party of the SPU, deals.
 
-JAX_ENABLE_X64=1 python secretflow_party.py NAME PORT
+JAX_ENABLE_X64=1 python secretflow_party.py NAME PORT CHECKPOINT OUT
+
+On one device functions of a user's own, and then the text of secretflow_generation_party.py: starting SecretFlow takes long.
 """
 
 import sys
@@ -9,20 +11,23 @@ import jax
 import numpy as np
 import secretflow as sf
 import transformers
+from secretflow_generation_party import PARTIES, make_device, run_generation
 
 import spu_llm
 from spu_llm.secretflow import SecretFlowDealer
 
-PARTIES = ("alice", "bob", "carol")
 
-
-def main(name: str, port: int) -> None:
+def main(name: str, port: int, folder: str, out: str) -> None:
     cluster = {"parties": {each: {"address": f"127.0.0.1:{port + i}"} for i, each in enumerate(PARTIES)}, "self_party": name}
     sf.init(address=None, cluster_config=cluster, ray_mode=False, cross_silo_comm_backend="grpc", logging_level="error")
-    nodes = [{"party": each, "address": f"127.0.0.1:{port + 10 + i}"} for i, each in enumerate(PARTIES[:2])]
-    device = sf.SPU({"nodes": nodes, "runtime_config": {"protocol": "SEMI2K", "field": "FM64"}})
-    alice, bob, carol = map(sf.PYU, PARTIES)
+    device = make_device(port)
+    run_functions(name, device)
+    run_generation(device, folder, out)
+    sf.shutdown()
 
+
+def run_functions(name: str, device: sf.SPU) -> None:
+    alice, bob, carol = map(sf.PYU, PARTIES)
     config = transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=16)
     model = transformers.FlaxGPT2LMHeadModel(config, seed=0)
     ids = np.asarray([[3, 1, 4, 1, 5]], np.int32)
@@ -46,8 +51,7 @@ def main(name: str, port: int) -> None:
     for _ in range(2):
         found = sf.reveal(device(gelu.program)(dealer.material(gelu, x), shared))
         assert np.abs(found - np.asarray(jax.nn.gelu(x))).max() < 2e-3
-    sf.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -13,7 +13,7 @@ from spu_llm.runtime import ProtocolConfig, Session, Slot
 from spu_llm.runtime.assisted import Assisted
 
 VOCABULARY, LENGTH = 61, 6
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}  # GPT-2 has two layers
 
 
 def make_gpt2():

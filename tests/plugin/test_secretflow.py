@@ -1,4 +1,4 @@
-"""A SecretFlow device in production mode: three processes, the dealer none of the SPU's parties."""
+"""A SecretFlow device in production mode: three processes, the dealer none of the SPU's parties; functions, and generated text."""
 
 import os
 import socket
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import GPT2, write_checkpoint
+from generation_check import check_generation
 
 import spu_llm
 
@@ -51,5 +53,8 @@ def run_parties(script: str, arguments: list[str], folder: Path, seconds: float)
 
 
 def test_device(tmp_path):
-    logs = run_parties("secretflow_party.py", [], tmp_path, 120)
+    """Weights and cache stay on the device; two prompts in one conversation, then the first again from the start."""
+    checkpoint, out = write_checkpoint(tmp_path / "model", GPT2 | {"n_layer": 1}), tmp_path / "alice.json"
+    logs = run_parties("secretflow_party.py", [str(checkpoint), str(out)], tmp_path, 240)
     assert all(f"{name}: error" in log for name, log in logs.items())
+    check_generation(checkpoint, out)

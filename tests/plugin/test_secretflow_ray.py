@@ -1,4 +1,4 @@
-"""The user code of test_secretflow_generation.py on Ray: one driver, each party on a node of its own. See `make test-ray`."""
+"""The generation of test_secretflow.py on Ray: one driver, each party on a node of its own. See `make test-ray`."""
 
 import os
 import subprocess

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from conftest import GPT2, LLAMA, TEXT, write_checkpoint, write_tokenizer
 from scipy.special import softmax
 
-from spu_llm.cli_align import align_command
+from spu_llm.cli.align import align_command
 from spu_llm.errors import UserError
 from spu_llm.models import PlainDecoder, load_checkpoint
 from spu_llm.models.source import ModelConfig

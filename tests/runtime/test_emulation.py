@@ -168,7 +168,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 @settings(max_examples=8, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+@given(st.integers(0, 2**32), st.sampled_from([1, 9]), st.booleans())
 def test_a_lookup_picks_the_row_of_the_turned_table(name, seed, count, outside):
     table = TABLES[name]
     random = np.random.default_rng(seed)

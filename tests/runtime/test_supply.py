@@ -195,7 +195,7 @@ def model(tmp_path_factory):
 def dealt(model, tmp_path_factory):
     """What `spu-llm deal` leaves, in a process of its own, and what it says."""
     folder = tmp_path_factory.mktemp("dealt") / "material"
-    code = "from spu_llm.cli_deal import deal_command; deal_command()"
+    code = "from spu_llm.cli.deal import deal_command; deal_command()"
     counts = ["--prompt-tokens", str(len(PROMPT)), "--tokens", str(NEW)]
     command = [sys.executable, "-c", code, "--model", str(model[0]), *counts, "--out", str(folder), "--quiet"]
     return folder, subprocess.run(command, capture_output=True, text=True, timeout=300)

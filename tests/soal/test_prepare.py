@@ -84,12 +84,14 @@ def test_reports(prepared, tmp_path):
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(page.read_text())
-    assert tags.count("svg") == 1 and tags.count("table") == 2
+    assert tags.count("svg") == 2 and tags.count("table") == 2
     assert "<script" not in page.read_text() and "src=" not in page.read_text()
     reports = ["--report", tmp_path / "r.json", "--report", tmp_path / "r.png"]
     done = spu_llm("prepare", "soal", "--model", path, "--out", tmp_path / "x", *reports, "--fresh", "--quiet")
     assert done.exit_code == 0
     found = json.loads((tmp_path / "r.json").read_text())
+    positions = found["positions"]["norm"]
+    assert len(positions["before"]) == len(positions["after"]) and positions["before"][0] > 8 * max(positions["after"])
     assert found["prefix"] == [13] and found["frees_vocabulary"] and found["trials"][0]["text"]["outliers"] == 80
     assert found["messages_a_pass"][found["reference"]] == min(found["messages_a_pass"].values())
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
@@ -108,7 +110,8 @@ def test_runs_take_the_file(prepared, tmp_path):
     """The same text as with the prefix in the model's config; also from material dealt for it."""
     path, file, _, _ = prepared
     model = json.loads(path.read_text()) | {"path": str(path.parent / "model"), "calibration": str(path.parent / "text.txt")}
-    settings = {"model": model, "ops": "plugin", "network": "none", "generation": {"prompt": TEXT[:9], "new_tokens": 3}}
+    generation = {"prompt": TEXT[:1], "new_tokens": 3}  # a prompt of one token, which takes no program of its own
+    settings = {"model": model, "ops": "plugin", "network": "none", "generation": generation}
     experiment = tmp_path / "x.yaml"
     experiment.write_text(json.dumps(settings | {"soal": str(file)}))
     done = spu_llm("run", experiment, "--out", tmp_path / "a", "--quiet")
@@ -121,10 +124,10 @@ def test_runs_take_the_file(prepared, tmp_path):
     spu_llm("run", experiment, "--out", tmp_path / "a", "--quiet")
     assert len(list((tmp_path / "a").glob("main.*.json"))) == 2, "a new file is a new run"
 
-    counts = ["--prompt-tokens", len(load_checkpoint(path.parent / "model").tokenizer.encode(TEXT[:9])), "--tokens", 3]
+    counts = ["--prompt-tokens", 1, "--tokens", 3]
     dealt = spu_llm("deal", "--model", path, "--soal", file, *counts, "--out", tmp_path / "material", "--quiet")
     assert dealt.exit_code == 0, dealt.stderr
-    arguments = ["generate", "--model", path, "--prompt", TEXT[:9], "--tokens", 3, "--quiet", "--material", tmp_path / "material"]
+    arguments = ["generate", "--model", path, "--prompt", TEXT[:1], "--tokens", 3, "--quiet", "--material", tmp_path / "material"]
     done = spu_llm(*arguments, "--soal", file)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.rstrip("\n") == first["text"]
