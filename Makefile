@@ -1,5 +1,5 @@
 # make demo: generate text privately with a real model.   make test: run the tests.   Both set the environment up first.
-.PHONY: demo test test-ray setup lint browser
+.PHONY: demo test test-ray test-docs setup lint browser docs links reproduce
 BIN := .venv/bin
 
 demo: setup
@@ -8,6 +8,21 @@ demo: setup
 test: setup browser
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Every command of README.md and docs/ exactly as it is shown; `make test` runs long ones with smaller amounts.
+test-docs: setup
+	SPU_LLM_DOCS=whole $(BIN)/python -m pytest tests/docs/test_commands.py
+
+# The quick set of experiments, and results/index.html, the page of all.
+reproduce: setup
+	$(BIN)/spu-llm reproduce
+
+docs: setup
+	$(BIN)/sphinx-build -q -W --keep-going -n -c docs -b html . results/docs
+
+# Links to other sites; needs a network. Those between pages are checked by `make docs`, and so by `make test`.
+links: setup
+	$(BIN)/sphinx-build -q -c docs -b linkcheck . results/links
 
 # SecretFlow on Ray, in an environment of its own (see requirements/ray.txt).
 test-ray: .venv-ray/installed

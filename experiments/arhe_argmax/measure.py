@@ -78,7 +78,7 @@ def main() -> None:
         found = encrypt(arguments.vocabulary, arguments.log_ring, arguments.argmax.split(","))
         _save(arguments.out / f"encrypt_{arguments.log_ring}_{arguments.vocabulary}.json", found)
     else:
-        parts = {path.stem: json.loads(path.read_text()) for path in sorted(arguments.source.glob("*.json"))}
+        parts = {path.stem: json.loads(path.read_text()) for path in sorted(arguments.source.glob("*_*.json"))}
         _save(arguments.out / "result.json", parts)
         _draw(parts, arguments.out / "plot.png")
 

@@ -34,18 +34,10 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from spu_llm.experiment.schema import CONFIGS
 from spu_llm.models import Decoder, DecoderConfig, Tokenizer, load_checkpoint
+from spu_llm.models.losses import Batch, next_token_loss, perplexity
 from spu_llm.models.save import save_checkpoint
-from spu_llm.models.training import (
-    Batch,
-    cut_sequences,
-    fresh,
-    next_token_loss,
-    perplexity,
-    rows_of,
-    sequence_pass,
-    sequence_weights,
-    stacked,
-)
+from spu_llm.models.sequences import cut_sequences, sequence_pass, sequence_weights, stacked
+from spu_llm.models.training import fresh, rows_of
 from spu_llm.progress import bar
 
 HERE = Path(__file__).parent

@@ -86,16 +86,16 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     _draw_contexts(left, result)
     _draw_ladder(middle, result)
-    deepest = max(result["errors"].values(), key=len)
-    right.plot(list(deepest), [math.nan] * len(deepest))  # layers in order, the logits last, whatever is drawn first
-    longest = max((list(layers) for layers in result["errors"].values()), key=len)
+    longest = max((list(layers) for layers in result["errors"].values()), key=len, default=[])
+    right.plot(longest, [math.nan] * len(longest))  # layers in order, the logits last, whatever is drawn first
     for model, layers in result["errors"].items():
         right.plot(
             [longest.index(name) for name in layers], [layer["relative"] for layer in layers.values()], marker="o", label=model
         )
     right.set_xticks(range(len(longest)), [name.removesuffix(".out") for name in longest])
     right.set(yscale="log", ylabel="error / size, both root mean square", title="polynomials' error (simulator)")
-    right.legend()
+    if longest:
+        right.legend()
     figure.savefig(path, dpi=120, facecolor="white")
 
 

@@ -3,13 +3,15 @@
     python experiments/arhe_run/make.py PART --out FOLDER
 
 timed: eight characters, nothing decrypted before the end. errors: two characters, every layer's result decrypted and compared.
-prompts: the simulator from speeches' beginnings, to see how often a near-tie is met and reported. report: result.json, plot.png.
+prompts: the simulator from speeches' beginnings, to see how often a near-tie is met and reported. cutmax: as timed, by CutMax in
+place of the league. report: result.json, cutmax.json, plot.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,10 +51,15 @@ def prompts() -> Any:
     return [{"text": text, **run("simulate", "--quiet", "--prompt", text, "--tokens", str(TOKENS))} for text in begun]
 
 
+def cutmax() -> Any:
+    return run("run", "--prompt", PROMPT, "--tokens", str(TOKENS), "--argmax", "cutmax")
+
+
 def report(out: Path) -> None:
     parts = {part.__name__: json.loads((out / f"{part.__name__}.json").read_text()) for part in (timed, errors, prompts)}
     found = {"timed": parts["timed"], "errors": parts["errors"], "prompts": counted(parts["prompts"])}
     (HERE / "result.json").write_text(json.dumps(found, indent=1) + "\n")
+    shutil.copy(out / "cutmax.json", HERE)
     draw(found, HERE / "plot.png")
     print(json.dumps(found, indent=1))
 
@@ -93,7 +100,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {part.__name__: part for part in (timed, errors, prompts)}
+    parts = {part.__name__: part for part in (timed, errors, prompts, cutmax)}
     parser.add_argument("part", choices=[*parts, "report"])
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()

@@ -4,6 +4,7 @@
 # 12 GB of memory and 10 GB of disk for the keys of a secure ring, a tenth of that for the rest. What is there is not made again; remove
 # results/arhe_service to begin anew. An argument chooses one part. All rings but the secure one are toys: NOT SECURE.
 set -eu
+. experiments/made.sh
 here=experiments/arhe_service
 out=${OUT:-results/arhe_service}
 python=${PYTHON:-.venv/bin/python}
@@ -12,17 +13,12 @@ prompt=${PROMPT:-My lord, }
 export OMP_NUM_THREADS=1
 mkdir -p "$out"
 arhe() { $python -m spu_llm arhe "$@"; }
-made() { # FILE COMMAND: its output, unless it is there
-    file=$1
-    shift
-    [ -f "$file" ] || { "$@" >"$file.part" && mv "$file.part" "$file"; }
-}
 client() { # NAME OPTIONS: a client's keys and request
     name=$1
     shift
     arhe publish --model "$model" --argmax league "$@" --out "$out/$name/published"
-    made "$out/$name.keys.json" arhe keys --terms "$out/$name/published" --out "$out/$name/client" --json
-    made "$out/$name.request.json" arhe encrypt --keys "$out/$name/client" --prompt "$prompt" --tokens 3 --out "$out/$name/request" --json
+    saved "$out/$name.keys.json" arhe keys --terms "$out/$name/published" --out "$out/$name/client" --json
+    saved "$out/$name.request.json" arhe encrypt --keys "$out/$name/client" --prompt "$prompt" --tokens 3 --out "$out/$name/request" --json
 }
 serve() { # NAME KIND CLIENT: what a server took for a client's request, killed once or not
     [ -f "$out/$1.json" ] && return
@@ -47,7 +43,7 @@ costs() {
     serve whole whole all_11
     serve killed killed all_11
     for run in whole killed; do
-        made "$out/$run.answer.json" arhe decrypt --keys "$out/all_11/client" --response "$out/$run/response" --json
+        saved "$out/$run.answer.json" arhe decrypt --keys "$out/all_11/client" --response "$out/$run/response" --json
     done
     for file in "$out"/whole/response/*; do # the same bytes, killed or not
         cmp "$file" "$out/killed/response/${file##*/}"

@@ -49,6 +49,10 @@ def _run(run: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
         else None,
         "accuracy": {"sparse": run["accuracy"], "dense": dense["accuracy"]},
         "bytes_ratio": {part: theirs[part]["bytes"] / ours[part]["bytes"] for part in ("prefill", "token")},
+        "seconds": {
+            side: {part: {network: _seconds(costs[part], network) for network in NETWORKS} for part in ("prefill", "token")}
+            for side, costs in (("sparse", ours), ("dense", theirs))
+        },
         "speedup": {part: _speedups(ours[part], theirs[part]) for part in ("prefill", "token")},
         "answers": {str(count): _answer(ours, theirs, count) for count in OUTPUTS},
     }

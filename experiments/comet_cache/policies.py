@@ -22,7 +22,7 @@ from spu_llm.comet.prepared import Prepared
 from spu_llm.comet.refill import RowCost, at_once, refill
 from spu_llm.experiment.schema import CONFIGS, load_model, load_network
 from spu_llm.models import load_checkpoint
-from spu_llm.models.training import cut_sequences
+from spu_llm.models.sequences import cut_sequences
 from spu_llm.post.align import read_tokens
 
 MODEL = "kjv-relu"

@@ -1,4 +1,4 @@
-"""Collects what run.sh measured into result.json, draws it, and prints tables.
+"""Collects what run.sh measured so far into result.json, draws it, and prints tables.
 
 python experiments/comet_layer/summary.py results/comet_layer experiments/comet_layer
 """
@@ -31,14 +31,13 @@ Row = dict[str, Any]
 
 
 def main(folder: Path, out: Path) -> None:
-    layers = {stack: json.loads((folder / f"layer_{stack}.json").read_text()) for stack in STACKS}
-    indexing = {stack: json.loads((folder / f"indexing_{stack}.json").read_text()) for stack in STACKS}
-    first = layers[STACKS[0]]
+    layers, indexing = _read(folder, "layer"), _read(folder, "indexing")
+    first = next(iter(layers.values()))
     result = {
         "model": first["model"],
         "digest": first["digest"],
-        "passes": [row for stack in STACKS for row in layers[stack]["passes"]],
-        "indexing": [indexing[stack] for stack in STACKS],
+        "passes": [row for layer in layers.values() for row in layer["passes"]],
+        "indexing": list(indexing.values()),
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -46,6 +45,12 @@ def main(folder: Path, out: Path) -> None:
     print(_layer_table(result))
     print()
     print(_indexing_table(result))
+
+
+def _read(folder: Path, what: str) -> dict[str, Row]:
+    """By stack."""
+    files = {stack: folder / f"{what}_{stack}.json" for stack in STACKS}
+    return {stack: json.loads(file.read_text()) for stack, file in files.items() if file.is_file()}
 
 
 def _name(row: Row) -> str:

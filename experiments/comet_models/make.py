@@ -29,24 +29,12 @@ import matplotlib.pyplot as plt
 from spu_llm.errors import UserError
 from spu_llm.experiment.schema import CONFIGS
 from spu_llm.models import Checkpoint, Decoder, DecoderConfig, Tokenizer, load_checkpoint
+from spu_llm.models.losses import Batch, next_token_loss, perplexity
 from spu_llm.models.revive import revived
 from spu_llm.models.save import save_checkpoint
-from spu_llm.models.training import (
-    Batch,
-    Kept,
-    Sparsity,
-    TrainingConfig,
-    cut_sequences,
-    fresh,
-    hidden_block,
-    next_token_loss,
-    perplexity,
-    rows_of,
-    sequence_pass,
-    sequence_weights,
-    stacked,
-    train,
-)
+from spu_llm.models.sequences import cut_sequences, hidden_block, sequence_pass, sequence_weights, stacked
+from spu_llm.models.taught_sparsity import Sparsity
+from spu_llm.models.training import Kept, TrainingConfig, fresh, rows_of, train
 from spu_llm.progress import bar
 
 HERE = Path(__file__).parent

@@ -30,21 +30,11 @@ from spu_llm.generation import SecureDecoder, generate
 from spu_llm.models import Checkpoint, Decoder, PlainDecoder, load_checkpoint
 from spu_llm.models.decoder import path_name
 from spu_llm.models.layers import LayerNorm
+from spu_llm.models.losses import Batch, Teacher, distillation_loss, perplexity
 from spu_llm.models.plain import prefix_cache
 from spu_llm.models.save import save_checkpoint
-from spu_llm.models.training import (
-    Batch,
-    Kept,
-    Reader,
-    Teacher,
-    TrainingConfig,
-    cut_sequences,
-    distillation_loss,
-    perplexity,
-    rows_of,
-    sequence_weights,
-    train,
-)
+from spu_llm.models.sequences import Reader, cut_sequences, sequence_weights
+from spu_llm.models.training import Kept, TrainingConfig, rows_of, train
 from spu_llm.progress import bar
 from spu_llm.runtime import Session
 
@@ -56,7 +46,7 @@ TRAINING = TrainingConfig(steps=100, rate=2e-3, warmup=15)
 
 def experiment(*settings: str) -> Experiment:
     """The dense experiment of Comet's first config, on stock SPU."""
-    return load_experiment(CONFIG, ("ops=stock", "sparsity=null", "baseline=null", *settings))[0]
+    return load_experiment(CONFIG, ("ops=stock", "sparsity=null", "baseline=null", *settings)).main
 
 
 def greedy(decoder: Decoder, before: list[int], count: int) -> tuple[list[int], np.ndarray]:
@@ -74,10 +64,10 @@ def export(out: Path, new_tokens: int) -> None:
     checkpoint = load_checkpoint(case.model.locate())
     prompt = _prompt(case, checkpoint)
     for name, decoder in (("model", checkpoint.decoder), ("student", student(out))):
-        np.savez(out / f"{name}.npz", **_arrays(case, decoder, prompt, new_tokens))
+        np.savez(out / f"{name}.npz", **arrays(case, decoder, prompt, new_tokens))
 
 
-def _arrays(case: Experiment, decoder: Decoder, prompt: list[int], new_tokens: int) -> dict[str, np.ndarray]:
+def arrays(case: Experiment, decoder: Decoder, prompt: list[int], new_tokens: int) -> dict[str, np.ndarray]:
     found, logits = greedy(decoder, [*case.prefix, *prompt], new_tokens)
     arrays = {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(decoder.params)[0]}
     for i, rows in enumerate(prefix_cache(decoder, case.prefix, len(case.prefix))):

@@ -34,8 +34,8 @@ from spu_llm.comet.sparse_plain import How, Setting, measure_quality
 from spu_llm.errors import UserError
 from spu_llm.experiment.schema import load_model
 from spu_llm.models import Checkpoint, load_checkpoint
+from spu_llm.models.sequences import cut_sequences
 from spu_llm.models.source import ModelConfig, content_digest
-from spu_llm.models.training import cut_sequences
 from spu_llm.post.align import read_tokens
 from spu_llm.progress import bar
 

@@ -20,7 +20,8 @@ from spu_llm.comet.thresholds import Rule, ThresholdedReader, calibrate, largest
 from spu_llm.errors import UserError
 from spu_llm.experiment.schema import load_model
 from spu_llm.models import Tokenizer, load_checkpoint
-from spu_llm.models.training import cut_sequences, perplexity, sequence_weights
+from spu_llm.models.losses import perplexity
+from spu_llm.models.sequences import cut_sequences, sequence_weights
 from spu_llm.progress import bar
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

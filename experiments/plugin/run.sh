@@ -10,5 +10,6 @@ for context in 64 512 1024; do
     spu-llm bench layer --ops plugin --family llama --width 576 --heads 9 --kv-heads 3 --ffn 1536 --context $context --json \
         >"$here/layer_smollm2_$context.json"
 done
+python experiments/side_by_side.py "$here/layers.json" "$here"/layer_*.json
 spu-llm bench op --op all --json >"$here/ops.json"
 spu-llm bench accuracy --text "$here/brown.txt" --positions 200 --json >"$here/accuracy.json"

@@ -4,8 +4,9 @@
 # naive and as it is done. Run from the repository's root after experiments/post_models/run.sh; takes about 70 minutes on two cores.
 # Finished runs are not repeated.
 set -eu
+. experiments/made.sh
 here=experiments/post
-out=results/post
+out=${OUT:-results/post}
 mkdir -p "$out"
 for network in lan wan; do
     spu-llm run "configs/experiment/post_$network.yaml" --out "$out/$network" --quiet
@@ -17,16 +18,11 @@ spu-llm run configs/experiment/post_lan.yaml --set baseline=null --set decoding.
 spu-llm run configs/experiment/post_flags.yaml --out "$out/flags" --quiet
 spu-llm run "$here/greedy.yaml" --out "$out/greedy" --quiet
 spu-llm run "$here/cheetah.yaml" --out "$out/cheetah" --quiet
-made() { # FILE COMMAND: its output, unless it is there
-    file=$1
-    shift
-    [ -f "$file" ] || { "$@" >"$file.part" && mv "$file.part" "$file"; }
-}
-made "$out/passes.json" spu-llm bench passes --text experiments/plugin/brown.txt --context 16 --repeats 1 --quiet --json
+saved "$out/passes.json" spu-llm bench passes --text experiments/plugin/brown.txt --context 16 --repeats 1 --quiet --json
 for vocabulary in 512 2048; do
     for ops in "plugin --protocol SEMI2K" "stock --protocol CHEETAH"; do
         # shellcheck disable=SC2086
-        made "$out/sampling_${ops%% *}_$vocabulary.json" spu-llm bench sampling --vocabulary $vocabulary --ops $ops --repeats 1 --quiet --json
+        saved "$out/sampling_${ops%% *}_$vocabulary.json" spu-llm bench sampling --vocabulary $vocabulary --ops $ops --repeats 1 --quiet --json
     done
 done
 python "$here/summary.py" "$out" "$here"

@@ -1,4 +1,4 @@
-"""Collects what run.sh measured into result.json, and draws it.
+"""Collects what run.sh measured so far into result.json, and draws it.
 
 python experiments/post/summary.py results/post experiments/post
 """
@@ -20,15 +20,16 @@ POST = ("draft_model", "draft_length", "disclosure", "acceptance_rate", "tokens_
 
 
 def main(folder: Path, out: Path) -> None:
-    runs = {name: json.loads((folder / name / "metrics.json").read_text()) for name in RUNS}
+    files = {name: folder / name / "metrics.json" for name in RUNS}
+    runs = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
     for name in ("lan", "wan"):
-        (out / f"{name}.json").write_text(json.dumps(runs[name], indent=1) + "\n")
-    baselines = {name: runs[name]["baseline"]["decode"]["seconds_per_token"] for name in ("lan", "wan")}
+        if name in runs:
+            (out / f"{name}.json").write_text(json.dumps(runs[name], indent=1) + "\n")
     result = {
-        "runs": {name: _run(run, baselines[name.split("_")[0]] if "_" in name else None) for name, run in runs.items()},
-        "greedy_tokens": len(runs["greedy"]["tokens"]),
-        "greedy_equal": runs["greedy"]["tokens"] == runs["greedy"]["baseline"]["tokens"],
-        "passes": json.loads((folder / "passes.json").read_text()),
+        "runs": {name: _run(run, runs[name.split("_")[0]] if "_" in name else run) for name, run in runs.items()},
+        "greedy_tokens": len(runs["greedy"]["tokens"]) if "greedy" in runs else None,
+        "greedy_equal": runs["greedy"]["tokens"] == runs["greedy"]["baseline"]["tokens"] if "greedy" in runs else None,
+        "passes": json.loads((folder / "passes.json").read_text()) if (folder / "passes.json").is_file() else None,
         "sampling": {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("sampling_*.json"))},
     }
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -36,14 +37,15 @@ def main(folder: Path, out: Path) -> None:
     for name, run in result["runs"].items():
         speed = f"{run['seconds_per_token']:7.2f} s a token, {run['speedup']:5.2f} x"
         print(f"{name:12} {speed}, {run['tokens_per_round']:.2f} tokens a round")
-    print(f"{result['greedy_tokens']} greedy tokens equal: {result['greedy_equal']}")
+    if "greedy" in runs:
+        print(f"{result['greedy_tokens']} greedy tokens equal: {result['greedy_equal']}")
 
 
-def _run(run: dict[str, Any], baseline: float | None) -> dict[str, Any]:
-    """`baseline`: seconds a token of a run that has none of its own."""
+def _run(run: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
+    """`beside`: the run whose baseline is this one's too."""
     seconds = run["decode"]["seconds_per_token"]
     found = {key: run["post"][key] for key in POST} | {"rounds": len(run["post"]["rounds"]), "tokens": len(run["tokens"])}
-    without = run["baseline"]["decode"]["seconds_per_token"] if baseline is None else baseline
+    without = beside["baseline"]["decode"]["seconds_per_token"]
     costs = {key: run["decode"][key] for key in ("compute_seconds_per_token", "bytes_per_token", "messages_per_token")}
     return {
         "model": run["model"],
@@ -69,7 +71,7 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     speeds.margins(y=0.2)
     speeds.set(title="POST over token by token", ylabel="times as fast")
     speeds.tick_params(axis="x", rotation=30)
-    rows = result["passes"]["rows"]
+    rows = result["passes"]["rows"] if result["passes"] else []
     for key, label in (("lan", "lan"), ("wan", "wan"), ("seconds", "compute alone")):
         growth.plot([row["positions"] for row in rows], [row["growth"][key] for row in rows], marker="o", label=label)
     growth.set(title="A pass by its positions (SmolLM2)", xlabel="positions", ylabel="seconds, of one position's", ylim=0)

@@ -29,20 +29,10 @@ from spu_llm.errors import UserError
 from spu_llm.experiment.schema import CONFIGS, load_model
 from spu_llm.generation import SamplingConfig
 from spu_llm.models import Decoder, DecoderConfig, PlainDecoder, Tokenizer, load_checkpoint
+from spu_llm.models.losses import Batch, next_token_loss, perplexity
 from spu_llm.models.save import save_checkpoint
-from spu_llm.models.training import (
-    Batch,
-    Kept,
-    Trained,
-    TrainingConfig,
-    cut_sequences,
-    fresh,
-    next_token_loss,
-    perplexity,
-    rows_of,
-    sequence_weights,
-    train,
-)
+from spu_llm.models.sequences import cut_sequences, sequence_weights
+from spu_llm.models.training import Kept, Trained, TrainingConfig, fresh, rows_of, train
 from spu_llm.post.draft import ModelDraft
 from spu_llm.progress import bar
 

@@ -7,7 +7,7 @@ CrypTen's pass, the plugin's without dealing), `without_randomness` (CrypTen wit
 plugin without dealing) and `with_randomness` (CrypTen's pass, the plugin's with dealing and the sending of its material; what
 CrypTen's own third-party provider would have to send is counted against it too). Bytes are those one party sends, `total` with
 what the dealer sends to the party that gets more: to CrypTen's by its third-party provider, which rests on the plugin's kind of
-trust (the default one lets rank 0 unmask rank 1).
+trust (the default one lets rank 0 unmask rank 1). Where CrypTen was not run there is nothing to compare: headlines are null.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jmespath
 from matplotlib.figure import Figure
 
 from spu_llm.experiment.schema import CONFIGS, read_yaml
@@ -25,22 +26,34 @@ from spu_llm.network import NetworkProfile
 PARTS = ("softmax", "norm", "activation", "total")
 SIDES = ("crypten", "stock", "generic", "plugin")
 NETWORKS = ("none", "lan", "wan")
+HEADLINES = {
+    "time_ratio_64": '"gpt2-small 64".time.lan.as_run',
+    "time_ratio_512": '"gpt2-small 512".time.lan.as_run',
+    "online_bytes_ratio_512": '"gpt2-small 512".online_bytes',
+    "total_bytes_ratio_512": '"gpt2-small 512".total_bytes',
+    "time_ratio_64_without_randomness": '"gpt2-small 64".time.lan.without_randomness',
+    "time_ratio_512_without_randomness": '"gpt2-small 512".time.lan.without_randomness',
+    "time_ratio_64_with_randomness": '"gpt2-small 64".time.lan.with_randomness',
+    "time_ratio_512_with_randomness": '"gpt2-small 512".time.lan.with_randomness',
+}
 COLORS = {"crypten": "#8c6bb1", "stock": "#d95f02", "generic": "#1b9e77", "plugin": "#1f78b4"}
 
 
 def main(runs: Path, out: Path) -> None:
     found = _read(runs)
+    ratios = {f"{shape} {tokens}": _ratios(sides) for (shape, tokens), sides in found.items() if "crypten" in sides}
     result = {
-        **_headline(found),
+        **{name: jmespath.search(path, ratios) for name, path in HEADLINES.items()},
         "command": "experiments/soal_crypten/run.sh",
         "network": "lan: 1 Gbps, 10 ms one way, modelled; time_ratio_* are as_run on it",
-        "ratios": {f"{shape} {tokens}": _ratios(sides) for (shape, tokens), sides in found.items() if "crypten" in sides},
+        "ratios": ratios,
         "softmax_growth": _growth(found),
         "runs": {f"{shape} {tokens}": sides for (shape, tokens), sides in found.items()},
     }
     (out / "result.json").write_text(json.dumps(result, indent=1))
     _plot_parts(found, out / "parts.svg")
-    _plot_growth(result["softmax_growth"], out / "softmax_growth.svg")
+    if len({tokens for shape, tokens in found if shape == "gpt2-small"}) > 1:
+        _plot_growth(result["softmax_growth"], out / "softmax_growth.svg")
     print(json.dumps({name: value for name, value in result.items() if "ratio_" in name}, indent=1))
 
 
@@ -61,20 +74,6 @@ def _read(runs: Path) -> dict[tuple[str, int], dict[str, Any]]:
             }
         found.setdefault((shape, int(tokens)), {})[side] = figures
     return found
-
-
-def _headline(found: dict[tuple[str, int], dict[str, Any]]) -> dict[str, float]:
-    small, large = (_ratios(found["gpt2-small", tokens]) for tokens in (64, 512))
-    return {
-        "time_ratio_64": small["time"]["lan"]["as_run"],
-        "time_ratio_512": large["time"]["lan"]["as_run"],
-        "online_bytes_ratio_512": large["online_bytes"],
-        "total_bytes_ratio_512": large["total_bytes"],
-        "time_ratio_64_without_randomness": small["time"]["lan"]["without_randomness"],
-        "time_ratio_512_without_randomness": large["time"]["lan"]["without_randomness"],
-        "time_ratio_64_with_randomness": small["time"]["lan"]["with_randomness"],
-        "time_ratio_512_with_randomness": large["time"]["lan"]["with_randomness"],
-    }
 
 
 def _ratios(sides: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +113,8 @@ def _growth(found: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plot_parts(found: dict[tuple[str, int], dict[str, Any]], path: Path) -> None:
-    cases = [case for case in sorted(found) if "crypten" in found[case]]
+    most = max(len(sides) for sides in found.values())
+    cases = [case for case in sorted(found) if len(found[case]) == most]
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, len(cases))
     for column, case in enumerate(cases):
@@ -140,7 +140,7 @@ def _plot_growth(growth: dict[str, Any], path: Path) -> None:
     for panel, (key, label) in zip(
         figure.subplots(1, 2), (("lan_seconds", "seconds on lan"), ("bytes", "bytes one party sends")), strict=True
     ):
-        for side, rows in growth.items():
+        for side, rows in ((side, rows) for side, rows in growth.items() if rows["tokens"]):
             panel.plot(rows["tokens"], rows[key], "o-", color=COLORS[side], label=side)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")

@@ -1,14 +1,15 @@
-"""Narrowed functions beside SPU's own and SOAL's, on three protocols: writes result.json.
+"""Narrowed functions beside SPU's own and SOAL's, on three protocols or on those that are named: writes result.json.
 
-`python measure.py` from anywhere; about 10 minutes. Bytes an element and messages are of one party, the mean of some passes after
-the first, because CHEETAH makes its triples in batches. Errors are the largest over the range, against float64, of results above 1
-relative to them.
+`python measure.py [--out FILE] [PROTOCOL...]` from anywhere; about 10 minutes, most of them CHEETAH's. Bytes an element and
+messages are of one party, the mean of some passes after the first, because CHEETAH makes its triples in batches. Errors are the
+largest over the range, against float64, of results above 1 relative to them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from spu_llm.primitives.narrow.reciprocal import reciprocal, reciprocal_plan
 from spu_llm.primitives.narrow.softmax import softmax, softmax_plan
 from spu_llm.runtime import ProtocolConfig, Session, Slot
 
+PROTOCOLS = ("SEMI2K", "ABY3", "CHEETAH")
 _ELEMENTS, _PASSES, _ROW = 2048, 6, 64
 _ROWS = np.linspace(-8, 0, _ELEMENTS, dtype=np.float32).reshape(_ROW, -1).T.copy()  # rows of 64, column 63 the largest
 
@@ -117,22 +119,26 @@ def starts() -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(protocols: Sequence[str], out: Path) -> None:
     names = dict.fromkeys(name for name, _ in fit.targets())
     result: dict[str, Any] = {
         "chains": {name: [{**vars(chain), "squarings": chain.levels} for chain in chains(name)] for name in names},
         "inverse_root_starts": starts(),
         "functions": {},
     }
-    for protocol in ("SEMI2K", "ABY3", "CHEETAH"):
+    for protocol in protocols:
         with Session(ProtocolConfig(name=protocol)) as session:
             for name, case in cases().items():
                 sides = {side: measured(session, f"{name} {side}", function, case) for side, function in case.sides.items()}
                 result["functions"].setdefault(name, {})[protocol] = sides
                 print(protocol, name, sides, flush=True)
-    Path(__file__).with_name("result.json").write_text(json.dumps(result, indent=1) + "\n")
+    out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["inverse_root_starts"], indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("protocols", nargs="*", metavar="PROTOCOL", default=PROTOCOLS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
+    arguments = parser.parse_args()
+    main(arguments.protocols, arguments.out)

@@ -9,3 +9,4 @@ spu-llm bench layer --ring FM128 --json >"$here/layer_gpt2_fm128.json"
 spu-llm bench layer --protocol ABY3 --json >"$here/layer_gpt2_aby3.json"
 spu-llm bench layer --protocol CHEETAH --json >"$here/layer_gpt2_cheetah.json"
 spu-llm bench layer --family llama --width 576 --heads 9 --kv-heads 3 --ffn 1536 --json >"$here/layer_smollm2_fm64.json"
+python experiments/side_by_side.py "$here/layers.json" "$here"/layer_*.json
