@@ -135,3 +135,11 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     for folder in folders.values():
         write_tokenizer(folder, 97)
     return folders
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A file of words of TEXT in random order."""
+    path = tmp_path_factory.mktemp("text") / "public.txt"
+    path.write_text(" ".join(np.random.default_rng(0).choice(TEXT.split(), 800)))
+    return path

@@ -33,6 +33,8 @@ class Running:
 def start(arguments: list[str], folder: Path, name: str) -> Running:
     """Begin `spu-llm ARGUMENTS` in a folder."""
     out, errors = folder / f"{name}.out", folder / f"{name}.err"
+    for path in (out, errors):
+        path.touch()
     process = CONTEXT.Process(target=_work, args=(arguments, folder, out, errors), daemon=True)
     process.start()
     return Running(process, out, errors)
@@ -40,7 +42,7 @@ def start(arguments: list[str], folder: Path, name: str) -> Running:
 
 def _work(arguments: list[str], folder: Path, out: Path, errors: Path) -> None:
     for number, path in ((1, out), (2, errors)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_TRUNC), number)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     os.chdir(folder)
     from spu_llm.cli import main

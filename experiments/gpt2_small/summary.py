@@ -1,4 +1,4 @@
-"""What run.sh measured, on two networks: result.json, a plot, and a table.
+"""What run.sh measured, on two networks: result.json, a plot, and a table; a baseline that was not run is null.
 
 python experiments/gpt2_small/summary.py results/gpt2_small/run/metrics.json experiments/gpt2_small
 """
@@ -20,16 +20,26 @@ from spu_llm.experiment.schema import load_network
 NETWORKS = ("lan", "wan")
 COUNTS = ("compute_seconds", "messages", "bytes")
 
+PARTS = ("setup", "prompt", "token")
+ERRORS = ("max_logit_error", "max_logit", "top1_agreement")
+NOT_RUN = {
+    **{part: dict.fromkeys((*COUNTS, *NETWORKS)) for part in PARTS},
+    "offline": dict.fromkeys(("bytes_per_token", "seconds_per_token")),
+    "accuracy": dict.fromkeys(ERRORS),
+    "peak_rss_bytes": None,
+}
+
 Row = dict[str, Any]
 
 
 def main(metrics: Path, out: Path) -> None:
     found = json.loads(metrics.read_text())
-    result = {"plugin": _run(found), "stock": _run(found["baseline"])}
+    result = {"plugin": _run(found), "stock": _run(found["baseline"]) if "baseline" in found else NOT_RUN}
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    _draw(result, out / "plot.png")
-    print(_table(result))
+    made = {side: run for side, run in result.items() if run is not NOT_RUN}
+    _draw(made, out / "plot.png")
+    print(_table(made))
 
 
 def _run(metrics: Row) -> Row:
@@ -64,10 +74,10 @@ def _draw(result: dict[str, Row], path: Path) -> None:
 def _table(result: dict[str, Row]) -> str:
     runs = list(result.values())
     lines = ["|  | " + " | ".join(result) + " |", "|---" * (1 + len(result)) + "|"]
-    for part in ("token", "prompt", "setup"):
+    for part in PARTS:
         for key, scale in (("lan", 1), ("wan", 1), ("compute_seconds", 1), ("messages", 1), ("bytes", 1e-6)):
             lines.append(_line(f"{part}: {'MB' if key == 'bytes' else key}", [run[part][key] * scale for run in runs]))
-    lines += [_line(key, [run["accuracy"][key] for run in runs]) for key in runs[0]["accuracy"]]
+    lines += [_line(key, [run["accuracy"][key] for run in runs]) for key in ERRORS]
     lines.append(_line("dealt a token, MB", [run["offline"]["bytes_per_token"] / 1e6 for run in runs]))
     lines.append(_line("dealing a token, s", [run["offline"]["seconds_per_token"] for run in runs]))
     lines.append(_line("peak memory, GB", [run["peak_rss_bytes"] / 1e9 for run in runs]))

@@ -13,6 +13,7 @@ from ..generation import AssistedDecoder
 from ..models import Checkpoint, PlainDecoder
 from ..models.calibration_file import calibration_for
 from ..models.source import ModelConfig
+from ..models.tokenizer import need_tokenizer
 from ..progress import Progress
 from ..runtime import ProtocolConfig, Session
 
@@ -24,9 +25,8 @@ def bench_accuracy(model: ModelConfig, checkpoint: Checkpoint, text: str, positi
 
     Raises UserError where the text is too short.
     """
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {model.name}: no tokenizer; add tokenizer.json to its folder")
-    passages = [checkpoint.tokenizer.encode(line) for line in text.splitlines() if line.strip()]
+    tokenizer = need_tokenizer(checkpoint.tokenizer, model)
+    passages = [tokenizer.encode(line) for line in text.splitlines() if line.strip()]
     usable = sum(len(ids) // _PASS * _PASS for ids in passages)
     if usable < positions:
         raise UserError(f"the text has {usable} tokens in whole passes, fewer than {positions} positions; give a longer one")

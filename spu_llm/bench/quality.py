@@ -26,7 +26,7 @@ from ..models import Checkpoint
 from ..models.calibration import Calibration
 from ..models.calibration_file import calibration_for
 from ..models.source import ModelConfig
-from ..models.tokenizer import Tokenizer
+from ..models.tokenizer import Tokenizer, need_tokenizer
 from ..progress import Progress
 from ..runtime import ProtocolConfig, Session
 from ..runtime.emulation import EmulatedSession, ReplayedSupply, WitnessedSupply
@@ -179,9 +179,7 @@ def bench_quality(
 
     UserError where texts or questions cannot be read or are too short.
     """
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {model.name}: no tokenizer; add tokenizer.json to its folder")
-    tokenizer, room = checkpoint.tokenizer, checkpoint.decoder.config.positions - len(model.prefix)
+    tokenizer, room = need_tokenizer(checkpoint.tokenizer, model), checkpoint.decoder.config.positions - len(model.prefix)
     tasks = {path.stem: text_task(path, tokenizer, min(LONGEST, room), amounts) for path in texts}
     asked = {path.stem: read_questions(path, tokenizer, amounts.questions) for path in questions}
     calibration, ranges = calibration_for(model, checkpoint, progress)

@@ -30,7 +30,7 @@ from ..comet.predictor import bucket
 from ..comet.prepared import LayerSparsity, Prepared
 from ..errors import UserError
 from ..models.decoder import Decoder
-from ..models.training import cut_sequences
+from ..models.sequences import cut_sequences
 from ..progress import Progress, silent
 
 Count = Literal["constant", "rounded", "variable"]

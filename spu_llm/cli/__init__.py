@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from ..cli_reproduce import reproduce_command
 from ..errors import UserError
 from .align import align_command
 from .arhe import arhe_group
@@ -21,6 +20,7 @@ from .party import dealer_command, party_command
 from .plan import plan_group
 from .plan_table import plan_table_command
 from .prepare import prepare_group
+from .reproduce import reproduce_command
 from .run import run_command
 
 

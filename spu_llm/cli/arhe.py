@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from .arhe_client import decrypt_command, encrypt_command, keys_command
 from .arhe_run import run_command
-from .arhe_service import SERVICE_COMMANDS
+from .arhe_server import publish_command, serve_command
 from .arhe_simulate import simulate_command
 
 
@@ -14,5 +15,10 @@ def arhe_group() -> None:
     """Decoding that the server does alone under CKKS, the client offline (AR-HE)."""
 
 
-for command in (simulate_command, run_command, *SERVICE_COMMANDS):
-    arhe_group.add_command(command)
+arhe_group.add_command(simulate_command)
+arhe_group.add_command(run_command)
+arhe_group.add_command(publish_command)
+arhe_group.add_command(keys_command)
+arhe_group.add_command(encrypt_command)
+arhe_group.add_command(serve_command)
+arhe_group.add_command(decrypt_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
@@ -18,11 +19,18 @@ from ..arhe.polynomials import Degrees
 from ..arhe.report import schedule_of
 from ..arhe.schedule import Schedule
 from ..arhe.shapes import SHAPES, random_decoder
+from ..arhe.terms import Terms
 from ..errors import UserError
 from ..experiment.schema import load_model
 from ..models import Checkpoint, Decoder, PlainDecoder, Tokenizer, load_checkpoint
 from .options import json_option, quiet_option
 
+TOKENIZER = "tokenizer.json"
+"""What a model's tokenizer is called in the folders that owner and client exchange."""
+
+out_option = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write to.")
+
+_TOY = "NOT SECURE: a toy ring, for trying things out; publish with --secure"
 _PASSAGE = 48  # tokens of a calibration passage, at least
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -196,3 +204,9 @@ def listed(found: dict[str, Any], indent: str = "") -> list[str]:
         else:
             lines.append(f"{indent}{key:24} {f'{value:.4g}' if isinstance(value, float) else value}")
     return lines
+
+
+def ring_of(terms: Terms) -> str:
+    """The ring that keys are made for, and whether it protects anything."""
+    ring = f"ring 2^{terms.parameters.log_ring}, {terms.parameters.slots} slots"
+    return f"{ring}, 128 bits of security" if terms.secure else f"{ring}; {_TOY}"

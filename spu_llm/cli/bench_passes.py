@@ -12,8 +12,9 @@ from ..bench.passes import bench_passes
 from ..errors import UserError
 from ..experiment.schema import load_model, load_network
 from ..models import load_checkpoint
+from ..models.tokenizer import need_tokenizer
 from ..progress import bar, silent
-from .options import json_option, model_option, quiet_option, repeats_option
+from .options import json_option, model_option, numbers, quiet_option, repeats_option
 
 _NETWORKS = ("lan", "wan")
 
@@ -34,13 +35,12 @@ def passes_command(model: str, text: Path, positions: str, context: int, repeats
       spu-llm bench passes --text experiments/plugin/brown.txt
       spu-llm bench passes --text experiments/plugin/brown.txt --positions 1,9 --context 256 --json
     """
-    sizes = _sizes(positions)
+    sizes = numbers("--positions", positions)
     config = load_model(model)
     checkpoint = load_checkpoint(config.locate())
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {config.name}: no tokenizer; add tokenizer.json to its folder")
+    tokenizer = need_tokenizer(checkpoint.tokenizer, config)
     try:
-        tokens = checkpoint.tokenizer.encode(text.read_text().replace("\n", " "))[: context + max(sizes)]
+        tokens = tokenizer.encode(text.read_text().replace("\n", " "))[: context + max(sizes)]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--text {text}: cannot be read ({error}); give a text file") from None
     if len(tokens) < context + max(sizes):
@@ -48,16 +48,6 @@ def passes_command(model: str, text: Path, positions: str, context: int, repeats
     networks = [load_network(name) for name in _NETWORKS]
     found = bench_passes(config, checkpoint, tokens, sizes, networks, repeats, silent if quiet else bar)
     click.echo(json.dumps(found) if as_json else _table(found))
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise UserError(f"--positions {text}: give numbers above 0 with commas between, such as 1,4,9,17")
-    return sizes
 
 
 def _table(found: dict[str, Any]) -> str:

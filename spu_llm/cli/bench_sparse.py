@@ -19,10 +19,11 @@ from ..experiment.schema import CONFIGS, load_model, load_network
 from ..models import Checkpoint, load_checkpoint
 from ..models.calibration_file import calibration_for
 from ..models.source import ModelConfig, content_digest
+from ..models.tokenizer import need_tokenizer
 from ..post.align import read_tokens
 from ..progress import bar, silent
 from ..runtime import ProtocolConfig
-from .options import json_option, protocol_option, quiet_option, repeats_option
+from .options import json_option, numbers, protocol_option, quiet_option, repeats_option
 
 _DENSE = ("layer", "attention", "attention_linear", "attention_nonlinear", "ffn", "ffn_linear", "ffn_nonlinear")
 _SPARSE = (*_DENSE, "given", "predictor")
@@ -76,22 +77,12 @@ def sparse_command(model: str, comet: Path | None, ops: str, protocol: str, as_j
     else:
         calibration = calibration_for(config, checkpoint, progress)[0] if ops == "plugin" else None
         sparse = SparseModel(checkpoint.decoder, prepared.layers, calibration)
-        passes, context = _sizes(options["tokens"]), options["context"]
+        passes, context = numbers("--tokens", options["tokens"]), options["context"]
         sequence = _sequence(config, checkpoint, options["text"], context + max(passes))
         parts = [layer_parts(ops, settings, sparse, sequence[: context + n], n, how, progress) for n in passes]  # type: ignore[arg-type]
         found = {"passes": parts}
         text = "\n\n".join(map(_table, parts))
     click.echo(json.dumps({"model": config.name, "digest": prepared.digest, **found}) if as_json else text)
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UserError(f"--tokens {text}: give numbers above 0 with commas between, such as 1,9,64")
-    return found
 
 
 def _shape(prepared: Prepared, checkpoint: Checkpoint, layer: int | None) -> IndexShape:
@@ -106,8 +97,7 @@ def _shape(prepared: Prepared, checkpoint: Checkpoint, layer: int | None) -> Ind
 
 def _sequence(config: ModelConfig, checkpoint: Checkpoint, text: Path | None, count: int) -> list[int]:
     """The prefix and the text's first tokens, `count` in all."""
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {config.name}: no tokenizer; add tokenizer.json to its folder")
+    need_tokenizer(checkpoint.tokenizer, config)
     source = text or config.calibration
     if source is None:
         raise UserError(f"model {config.name}: has no calibration text to take tokens from; give --text")

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..experiment.schema import load_model
 from ..models import load_checkpoint
 from ..models.source import content_digest
+from ..models.tokenizer import need_tokenizer
 from ..post.align import read_tokens
 from ..progress import bar, silent
 from .options import json_option, quiet_option
@@ -62,8 +63,7 @@ def sparsity_leakage_command(
     config = load_model(model)
     place = config.locate()
     checkpoint = load_checkpoint(place)
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {config.name}: no tokenizer; add tokenizer.json to its folder")
+    need_tokenizer(checkpoint.tokenizer, config)
     prepared = Prepared.load(comet)
     prepared.check(comet, checkpoint.decoder.config, content_digest(place))
     if heads is not None:

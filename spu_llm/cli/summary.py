@@ -48,6 +48,6 @@ def summary(metrics: dict[str, Any]) -> str:
     if "comet" not in metrics and accuracy["max_logit_error"] > _SUSPECT * accuracy["max_logit"]:
         lines.append(
             f"warning: {metrics['ring']} with {metrics['fraction_bits']} fraction bits does not hold this model's values; "
-            "use FM128 with 26 fraction bits, or a prefix that takes its outliers (README)"
+            "use FM128 with 26 fraction bits, or a prefix that takes its outliers (docs/troubleshooting.md)"
         )
     return "\n".join([*lines, f"trust: {metrics['trust']}"])

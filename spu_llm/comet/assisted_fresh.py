@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..models.folded import fold_layer
 from ..primitives.fixed import Fixed
 from ..progress import Progress
 from ..runtime import Slot
-from ..runtime.assisted import DealtProgram, OperandSlot
+from ..runtime.assisted import OperandSlot
 from .activity import refuse_family
 from .encoded import Part, in_order, score_parts, with_predictors
 from .fixed_fresh import FreshParams, FreshPlan, fresh_block
@@ -58,12 +58,8 @@ class FreshAssistedDecoder(AssistedDecoder):
         operand = self.assisted.mask_operand(name, value.raw, "owner")
         return Fixed(operand, value.bits), Fixed(OperandSlot(name.rsplit(".", 1)[-1], value.raw.shape), value.bits)
 
-    def layer_program(self, n: int, kind: FreshPlan) -> DealtProgram:
-        x, cache, where = self._layer_inputs(n)
-        keeps = (None, cache.keys.raw, cache.values.raw)
-        run, name = partial(fresh_block, self.decoder.config, kind), f"layer {list(self._layer_slots).index(kind)}"
-        slots = self._layer_slots[kind], x, cache, *where
-        return self._compiled((name, n, where[0].mask.shape), lambda: self.assisted.compile(name, run, slots, keeps))
+    def _layer_function(self, kind: FreshPlan) -> Callable:
+        return partial(fresh_block, self.decoder.config, kind)
 
 
 def _fresh(parts: dict[str, Any]) -> FreshParams:

@@ -20,8 +20,9 @@ from ..errors import UserError
 from ..models.checkpoint import load_checkpoint
 from ..models.config import Params
 from ..models.decoder import Decoder
+from ..models.sequences import cut_sequences
 from ..models.source import ModelConfig, cache_folder, content_digest
-from ..models.training import cut_sequences
+from ..models.tokenizer import need_tokenizer
 from ..post.align import read_tokens
 from ..progress import Progress, silent
 from .activity import LayerActivity, activity, masses, refuse_family
@@ -75,8 +76,7 @@ def prepare(model: ModelConfig, texts: Sequence[Path], rule: Rule, progress: Pro
     decoder = checkpoint.decoder
     refuse_family(decoder.config)
     check_blocks(decoder.config.ffn, rule.blocks)
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {model.name}: no tokenizer; add tokenizer.json to its folder")
+    need_tokenizer(checkpoint.tokenizer, model)
     if not texts and model.calibration is None:
         raise UserError(f"model {model.name}: names no calibration text; give --text FILE")
     ids = read_tokens(texts or [model.calibration], checkpoint)[: rule.tokens]  # type: ignore[list-item]  # None was refused

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from ..errors import UserError
 from ..models.config import DecoderConfig
-from ..models.owner_file import content_sum, open_owner_file, write_owner_file
+from ..models.owner_file import OwnerFile
 
 VERSION = 1
 BUCKETS = 32
 """The number of active blocks is a multiple of blocks / 32."""
-_KIND = "spu_llm comet"
-_REMEDY = "make it with `spu-llm prepare comet`"
+_FILE = OwnerFile("spu_llm comet", "a file of Comet", VERSION, "make it with `spu-llm prepare comet`")
 
 
 class LowRank(NamedTuple):
@@ -149,22 +147,16 @@ class Prepared:
         """Write the file whole or not at all, for its owner alone. Raises UserError where it cannot be written."""
         tensors = {name: value for i, layer in enumerate(self.layers) for name, value in _tensors(i, layer)}
         head = _Head(self.model, self.digest, self.facts, tuple(_public(layer) for layer in self.layers))
-        facts = TypeAdapter(_Head).dump_json(head).decode()
-        write_owner_file(path, _KIND, VERSION, facts, tensors)
+        _FILE.write(path, head, tensors)
 
     @classmethod
     def load(cls, path: Path) -> Prepared:
         """A file as it was saved; `check` says whether it is a model's. Raises UserError for a file that is none of ours."""
-        with open_owner_file(path, _REMEDY) as file:
-            metadata = file.metadata() or {}
-            head = _head(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-        if content_sum(metadata["facts"], tensors) != metadata.get("sum"):
-            raise UserError(f"{path}: damaged; {_REMEDY} anew")
+        head, tensors = _FILE.read(path, _Head)
         try:
             layers = tuple(_layer(tensors, i, public) for i, public in enumerate(head.layers))
         except (KeyError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); {_REMEDY} anew") from None
+            raise _FILE.damaged(path, error) from None
         return cls(layers, head.model, head.digest, head.facts)
 
     def check(self, path: Path, config: DecoderConfig, digest: str) -> None:
@@ -172,10 +164,10 @@ class Prepared:
         if self.digest != digest:
             raise UserError(
                 f"{path}: was prepared for model {self.model} with other weights or tokenizer; name this model's own file, or "
-                f"{_REMEDY}"
+                f"{_FILE.remedy}"
             )
         if len(self.layers) != config.layers:
-            raise UserError(f"{path}: has {len(self.layers)} layers, the model {config.layers}; {_REMEDY} anew")
+            raise UserError(f"{path}: has {len(self.layers)} layers, the model {config.layers}; {_FILE.remedy} anew")
         for i, layer in enumerate(self.layers):
             found = [len(layer.order), *(predictor.first.shape[0] for predictor in (layer.neurons, layer.heads) if predictor)]
             wanted = [config.ffn] + [config.width] * (len(found) - 1)
@@ -183,7 +175,7 @@ class Prepared:
             if found != wanted or heads != config.heads:
                 raise UserError(
                     f"{path}: layer {i} is of {found[0]} neurons, width {found[1]} and {heads} heads, the model of {config.ffn}, "
-                    f"{config.width} and {config.heads}; {_REMEDY} anew"
+                    f"{config.width} and {config.heads}; {_FILE.remedy} anew"
                 )
 
 
@@ -235,14 +227,3 @@ def _layer(tensors: Mapping[str, np.ndarray], i: int, public: _Public) -> LayerS
     if not 1 <= public.active_blocks <= blocks or public.active_heads < 1:
         raise ValueError(f"layer {i}: {public.active_blocks} active blocks of {blocks}, {public.active_heads} active heads")
     return LayerSparsity(order, neurons, public.active_blocks, heads, public.active_heads, public.threshold, public.measured)
-
-
-def _head(path: Path, metadata: Mapping[str, str]) -> _Head:
-    if metadata.get("kind") != _KIND:
-        raise UserError(f"{path}: holds tensors, but is not a file of Comet; {_REMEDY}")
-    if metadata.get("version") != str(VERSION):
-        raise UserError(f"{path}: of version {metadata.get('version')}, where this spu_llm reads {VERSION}; {_REMEDY} anew")
-    try:
-        return TypeAdapter(_Head).validate_json(metadata["facts"])
-    except (KeyError, ValidationError):
-        raise UserError(f"{path}: damaged; {_REMEDY} anew") from None

@@ -84,9 +84,7 @@ class SparseSecureDecoder(Renewing, SecureDecoder):
         every = np.broadcast_to(np.arange(self.decoder.config.heads), (n, self.decoder.config.heads))
         self.session.publish(active_heads(None), every.astype(np.int64))
         place = self._window(n)
-        names = Window(*(f"window.{field}" for field in Window._fields))
-        for name, value in zip(names, place, strict=True):
-            self.session.publish(name, value)
+        names = self._publish_window(place)
         for i in order(range(len(self._cache))):
             kept, following = self._cache[i], self._following(self._params, i)
             active = active_heads(i if i and self._plans[i - 1].next_heads else None)

@@ -36,9 +36,7 @@ class FreshSecureDecoder(SecureDecoder):
 
     def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         place = self._window(n)
-        names = Window(*(f"window.{field}" for field in Window._fields))
-        for name, value in zip(names, place, strict=True):
-            self.session.publish(name, value)
+        names = self._publish_window(place)
         for i in order(range(len(self._cache))):
             share_orders(self.session, self._blocks(i))
             kept = self._cache[i]

@@ -19,7 +19,8 @@ import numpy as np
 from ..models.cache import Window, window
 from ..models.config import DecoderConfig, Params
 from ..models.decoder import Decoder
-from ..models.training import Batch, Reader, next_token_loss, sequence_weights
+from ..models.losses import Batch, next_token_loss
+from ..models.sequences import Reader, sequence_weights
 from ..progress import Progress, silent
 from .activity import dense, embedded, heads_of, normed, refuse_family
 from .prepared import LayerSparsity, LowRank

@@ -20,7 +20,8 @@ from ..errors import UserError
 from ..models.cache import LayerCache, Window
 from ..models.config import DecoderConfig, Params
 from ..models.decoder import Decoder
-from ..models.training import Batch, Block, cut_sequences, hidden_block, next_token_loss, sequence_pass, stacked
+from ..models.losses import Batch, next_token_loss
+from ..models.sequences import Block, cut_sequences, hidden_block, sequence_pass, stacked
 from ..progress import Progress, silent
 
 Rule = Literal["gate", "hidden"]

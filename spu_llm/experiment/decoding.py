@@ -15,7 +15,7 @@ from ..models import Decoder as PlainModel
 from ..models.calibration_file import read_passages
 from ..models.centred_head import CentredHead, centred_head
 from ..models.source import ModelConfig
-from ..models.tokenizer import Tokenizer
+from ..models.tokenizer import Tokenizer, need_tokenizer
 from ..post.distribution import Distribution
 from ..post.draft import Drafter, ModelDraft
 from ..post.draft_length import AutoLength, FixedLength, Lengths, Round
@@ -29,7 +29,6 @@ from ..runtime import Phase
 from ..runtime.assisted import offline
 from ..runtime.profile import Traffic
 from .metrics import seconds_on
-from .prompt import need_tokenizer
 from .schema import Experiment
 
 Decoder = AssistedDecoder | SecureDecoder

@@ -23,13 +23,14 @@ import numpy as np
 from ..errors import UserError
 from ..models import load_checkpoint
 from ..models.checkpoint import load_tokenizer
+from ..models.tokenizer import need_tokenizer
 from ..network.certificates import make_certificates
 from ..network.emulation import Relay
 from ..network.emulation_check import check_emulation
 from ..progress import Progress, silent
 from ..runtime.watch import PEER_FAILED
 from .metrics import accuracy
-from .prompt import encode_prompt, need_tokenizer
+from .prompt import encode_prompt
 from .schema import Experiment, PartiesConfig
 from .sparsity import recall_metrics
 

@@ -29,6 +29,7 @@ from ..models.calibration import Calibration
 from ..models.checkpoint import load_tokenizer
 from ..models.plan_check import RangeReport
 from ..models.published import Published, publish
+from ..models.tokenizer import need_tokenizer
 from ..post.generate import follow
 from ..progress import Progress, silent
 from ..runtime import ProtocolConfig
@@ -41,7 +42,7 @@ from .files import make_folder, write_whole
 from .journal import Journal
 from .metrics import collect, peak_memory, ranges_of
 from .owner import measured, prepared_file
-from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
+from .prompt import cache_capacity, check_tokens, encode_prompt
 from .schema import Experiment, PartiesConfig
 from .sparsity import blind_maker, sparse_assisted, sparse_metrics, sparse_terms
 
@@ -199,7 +200,9 @@ class _Announced:
 
 def _parties(experiment: Experiment) -> PartiesConfig:
     if experiment.parties is None:
-        raise UserError("parties is missing: say where client, owner and dealer are, and which certificates to show (README)")
+        raise UserError(
+            "parties is missing: say where client, owner and dealer are, and which certificates to show (docs/guide-parties.md)"
+        )
     return experiment.parties
 
 

@@ -6,15 +6,9 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..models import DecoderConfig
-from ..models.source import ModelConfig
 from ..models.tokenizer import Tokenizer
+from ..models.tokenizer import need_tokenizer as need_tokenizer
 from .schema import Experiment
-
-
-def need_tokenizer(tokenizer: Tokenizer | None, model: ModelConfig) -> Tokenizer:
-    if tokenizer is None:
-        raise UserError(f"model {model.name}: its folder has no tokenizer.json, nor vocab.json and merges.txt; add one")
-    return tokenizer
 
 
 def encode_prompt(experiment: Experiment, tokenizer: Tokenizer) -> list[int]:

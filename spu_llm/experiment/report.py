@@ -29,10 +29,19 @@ def render_report(metrics: dict[str, Any]) -> str:
         phases=phases(runs),
         sparse={name: run for name, run in runs.items() if run.get("comet")},
         drafted=drafted,
-        timelines={name: timeline(run) for name, run in drafted.items()},
+        timelines={name: timeline({**run, "baseline": _undrafted(run, runs)}) for name, run in drafted.items()},
         passes={name: words(run["post"]["rounds"]) for name, run in drafted.items()},
         operations=list(metrics["operations"]["decode"].items())[:8],
     )
+
+
+def _undrafted(run: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The run that decodes token by token as this one does with drafts, if there is one."""
+
+    def kind(each: dict[str, Any]) -> tuple[Any, ...]:
+        return each["ops"], each["protocol"], bool(each.get("comet"))
+
+    return next((other for other in runs.values() if not other.get("post") and kind(other) == kind(run)), None)
 
 
 def _row(name: str, run: dict[str, Any], phase: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _compare(run: dict[str, Any], baseline: dict[str, Any]) -> None:
 def measure(
     experiment: Experiment, progress: Progress = silent, stream: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Generate once, and once more in plaintext along the same tokens; returns the metrics (see README)."""
+    """Generate once, and once more in plaintext along the same tokens; returns the metrics (docs/guide-experimenter.md)."""
     if experiment.apart:
         return measure_apart(experiment, progress, stream)
     reset_peak_memory()

@@ -32,33 +32,44 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 class GenerationConfig(BaseModel):
-    """What is generated. `capacity` counts cache rows: prefix, prompt and new tokens together; left out, just enough.
+    """What is generated."""
 
-    Only the client's config needs a prompt, and its sampling counts, where parties are processes of their own.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     prompt: str | None = Field(default=None, min_length=1)
+    """The client's text. Where parties are processes of their own, only the client's config needs it."""
+
     new_tokens: int = Field(default=16, ge=1)
+    """Tokens to generate, at most: an end token stops before."""
+
     capacity: int | None = Field(default=None, ge=2)
+    """Cache rows: prefix, prompt and new tokens together; left out, just enough."""
+
     use_prefix: bool = True
+    """Whether the model's prefix stands before the prompt."""
+
     sampling: SamplingConfig = SamplingConfig()
+    """How the client chooses tokens; the client's config counts."""
 
 
 class DecodingConfig(BaseModel):
-    """How tokens are made, if not one by one: drafted by the client in the clear and verified in one secure pass (POST).
+    """How tokens are made, if not one by one: drafted by the client in the clear and verified in one secure pass (POST)."""
 
-    draft_model: a model's name or YAML, public to the client and with the target's tokenizer; or `lookup`, which repeats what the
-    text has said before. draft_length: drafted tokens a pass. disclosure: what the client gets of a pass, see docs/leakage.md.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     mode: Literal["post"] = "post"
+    """There is one way so far."""
+
     draft_model: ModelConfig | Literal["lookup"] = "lookup"
+    """A model's name or YAML, public to the client and with the target's tokenizer; or `lookup`, which repeats what the text has
+    said before."""
+
     draft_length: Annotated[int, Field(ge=1, le=_LONGEST_DRAFT)] | Literal["auto"] = "auto"
+    """Drafted tokens a pass; `auto` goes by what passes cost and what is accepted."""
+
     disclosure: Disclosure = "distribution"
+    """What is opened of a pass: the client's logits up to the first rejection, or verdicts of tests under encryption up to it, or
+    all verdicts; see docs/leakage.md."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -77,21 +88,22 @@ class DecodingConfig(BaseModel):
 
 
 class SparsityConfig(BaseModel):
-    """That only the heads and blocks of neurons are computed that predictors choose (Comet), for models of the OPT family.
+    """That only the heads and blocks of neurons are computed that predictors choose (Comet), for models of the OPT family."""
 
-    file: of `spu-llm prepare comet`, by its path or by its name in configs/comet; between processes it stands in the owner's config
-    alone. renew: `token`, a fresh secret order of blocks for every token, by which nothing is told, and no head is skipped; or
-    tokens that an order of heads and blocks serves before weights are shuffled anew, or `request`: the whole generation. These are
-    faster, and what they tell stands in docs/leakage.md.
-    count: `constant`, as many blocks of a layer for every token; or `variable`, those that score above the threshold, filled up to
-    the next of a few sizes: fewer, but how many names tokens.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     file: Path | None = None
+    """Of `spu-llm prepare comet`, by its path or by its name in configs/comet; between processes it stands in the owner's config
+    alone."""
+
     renew: Annotated[int, Field(ge=1)] | Literal["token", "request"] = "token"
+    """`token`: a fresh secret order of blocks for every token, by which nothing is told, and no head is skipped. A number: tokens
+    that an order of heads and blocks serves before weights are shuffled anew; `request`: the whole generation. These are faster,
+    and what they tell stands in docs/leakage.md."""
+
     count: Literal["constant", "variable"] = "constant"
+    """`constant`: as many blocks of a layer for every token. `variable`: those that score above the threshold, filled up to the
+    next of a few sizes: fewer, but how many names tokens."""
 
     @model_validator(mode="after")
     def _lasting(self) -> SparsityConfig:
@@ -130,54 +142,82 @@ _Address = Annotated[str, AfterValidator(_checked_address)]
 
 
 class PartiesConfig(BaseModel):
-    """Where each role's process is, for `spu-llm party` and `spu-llm dealer`: HOST:PORT, one's own being where it listens.
+    """Where each role's process is, for `spu-llm party` and `spu-llm dealer`: HOST:PORT, one's own being where it listens."""
 
-    certificates: folder with this role's own files (`spu-llm certificates`). timeout: seconds without a sign of life after which a
-    party is given up. patience: seconds to wait for the others to start. prefetch: whether all material is fetched before the first
-    pass; it is fetched ahead of each pass otherwise.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     client: _Address
+    """HOST:PORT of the process that has the prompt."""
+
     owner: _Address
+    """HOST:PORT of the process that has the weights."""
+
     helper: _Address | None = None
+    """HOST:PORT of the third party, for protocols of three."""
+
     dealer: _Address | None = None
+    """HOST:PORT of `spu-llm dealer`, for ops plugin."""
+
     certificates: Path
+    """Folder with this role's own files (`spu-llm certificates`)."""
+
     timeout: float = Field(default=30.0, ge=3)
+    """Seconds without a sign of life after which a party is given up."""
+
     patience: float = Field(default=120.0, ge=1)
+    """Seconds to wait for the others to start."""
+
     prefetch: bool = False
+    """Whether all material is fetched before the first pass; it is fetched ahead of each pass otherwise."""
 
     def identity(self, role: str) -> Identity:
         return Identity(self.certificates, role)
 
 
 class Experiment(BaseModel):
-    """One run: `ops` are SPU's own operations, these with functions narrowed to ranges (generic), or the plugin's dealer protocols
-    (SEMI2K).
+    """One run, and what runs beside it."""
 
-    `material` is a folder of correlated randomness dealt ahead (`spu-llm deal`); without it a dealer is at hand. `soal` is the
-    file of `spu-llm prepare soal`, whose prefix, ranges and references stand for those of the model's config.
-    `processes`: the parties (and the dealer) are processes of this machine instead of threads, as they are on networks of mode
-    `link`; `parties` says where processes are that are started one by one. `baseline` holds the settings in which a second run,
-    made in the same go, differs from this one, and `variants` those of further runs, by name.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: ModelConfig
+    """The owner's model; a name, a path of a YAML file, or the settings themselves."""
+
     ops: Literal["stock", "generic", "plugin"] = "stock"
+    """SPU's own operations, these with functions narrowed to ranges (generic), or the plugin's dealer protocols (on SEMI2K)."""
+
     protocol: ProtocolConfig = ProtocolConfig()
+    """SPU's protocol and numbers."""
+
     network: NetworkProfile
+    """What lies between the parties; a name, a path of a YAML file, or the settings themselves."""
+
     generation: GenerationConfig
+    """Prompt and length."""
+
     decoding: DecodingConfig | None = None
+    """Drafts (POST); left out, tokens are made one by one."""
+
     sparsity: SparsityConfig | None = None
+    """Active heads and blocks (Comet); left out, all are computed."""
+
     material: Path | None = None
+    """A folder of correlated randomness dealt ahead (`spu-llm deal`); left out, a dealer is at hand."""
+
     soal: Path | None = None
+    """The file of `spu-llm prepare soal`, whose prefix, ranges and references stand for those of the model's config."""
+
     processes: bool = False
+    """Whether the parties (and the dealer) are processes of this machine instead of threads, as they are on networks of mode
+    `link`."""
+
     parties: PartiesConfig | None = None
+    """Where processes are that are started one by one."""
+
     baseline: dict[str, Any] | None = None
+    """The settings in which a second run, made in the same go, differs from this one."""
+
     variants: dict[Annotated[str, AfterValidator(_checked_name)], dict[str, Any]] = {}
+    """The settings in which further runs differ from this one, by name."""
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:

@@ -337,9 +337,13 @@ class AssistedDecoder:
         """The program of n tokens of a layer of a kind at the present length."""
         x, cache, where = self._layer_inputs(n)
         keeps = (None, cache.keys.raw, cache.values.raw)
-        run, name = partial(block, self.decoder.config, kind), f"layer {list(self._layer_slots).index(kind)}"
+        run, name = self._layer_function(kind), f"layer {list(self._layer_slots).index(kind)}"
         slots = self._layer_slots[kind], x, cache, *where
         return self._compiled((name, n, where[0].mask.shape), lambda: self.assisted.compile(name, run, slots, keeps))
+
+    def _layer_function(self, kind: Any) -> Callable:
+        """A layer of a kind, of what `layer_program` has slots for."""
+        return partial(block, self.decoder.config, kind)
 
     def _layer_inputs(self, n: int) -> tuple[Fixed, RowCache, tuple[Place, Angles]]:
         """Slots of n tokens' stream, of the cache, and of what is public of their positions."""

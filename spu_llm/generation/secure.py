@@ -162,6 +162,13 @@ class SecureDecoder:
         """Where a pass of n tokens stands now."""
         return fitting_window(self.decoder.config, self.length, n, self.capacity)
 
+    def _publish_window(self, place: Window) -> Window:
+        """Make it public variables, and give their names."""
+        names = Window(*(f"window.{field}" for field in Window._fields))
+        for name, value in zip(names, place, strict=True):
+            self.session.publish(name, value)
+        return names
+
     def _embed(self, tokens: list[int]) -> None:
         """Look the client's ids up: a block of rows by one one-hot product, the row within it by another."""
         b = self._block_rows
@@ -174,9 +181,7 @@ class SecureDecoder:
 
     def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         place = self._window(n)
-        names = Window(*(f"window.{field}" for field in Window._fields))
-        for name, value in zip(names, place, strict=True):
-            self.session.publish(name, value)
+        names = self._publish_window(place)
         for i in order(range(len(self._cache))):
             program, kept = self._layer_program(n, place, i), self._cache[i]
             self.session.run(program, (self._params["layers"][i], "x", kept, names), ("x", kept))

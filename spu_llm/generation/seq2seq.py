@@ -124,9 +124,7 @@ class SecureSeq2Seq(SecureDecoder):
     def _layers(self, n: int, order: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         place = self._window(n)
         self._relative("decoder", decoder_buckets(self.decoder.config, self.length, *place.mask.shape))
-        names = Window(*(f"window.{field}" for field in Window._fields))
-        for name, value in zip(names, place, strict=True):
-            self.session.publish(name, value)
+        names = self._publish_window(place)
         for i in order(range(len(self._cache))):
             program, kept = self._layer_program(n, place, i), self._cache[i]
             arguments = self._params["layers"][i], "x", kept, names, "bias", self._cross[i], "shown"

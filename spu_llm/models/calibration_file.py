@@ -20,6 +20,7 @@ from .decoder import Decoder
 from .plan import plan_model
 from .plan_check import RangeReport, check_plan
 from .source import ModelConfig, cache_folder
+from .tokenizer import need_tokenizer
 
 _FORMAT = 3
 _LONGEST = 160  # tokens of one text; longer ones are cut
@@ -51,9 +52,8 @@ def read_passages(model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, list
         text = model.calibration.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{model.calibration}: the calibration text cannot be read ({error}); correct calibration") from None
-    if checkpoint.tokenizer is None:
-        raise UserError(f"model {model.name}: calibration needs its tokenizer; add tokenizer.json to its folder")
-    passages = [checkpoint.tokenizer.encode(line)[:_LONGEST] for line in text.splitlines() if line.strip()]
+    tokenizer = need_tokenizer(checkpoint.tokenizer, model)
+    passages = [tokenizer.encode(line)[:_LONGEST] for line in text.splitlines() if line.strip()]
     found = [passage for passage in passages if passage]
     if not found:
         raise UserError(f"{model.calibration}: holds no token of model {model.name}; give it ordinary text, one passage a line")

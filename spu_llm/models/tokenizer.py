@@ -10,6 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
 from ..errors import UserError
+from .source import ModelConfig
 
 _CONTROL = 3  # GGUF's type of tokens such as <|im_start|>
 
@@ -34,6 +35,13 @@ class Tokenizer:
     def control_tokens(self) -> list[int]:
         """Ids of tokens that stand for no text, such as where one begins or ends."""
         return sorted(token for token, added in self._inner.get_added_tokens_decoder().items() if added.special)
+
+
+def need_tokenizer(tokenizer: Tokenizer | None, model: ModelConfig) -> Tokenizer:
+    """A model's tokenizer. Raises UserError where it has none."""
+    if tokenizer is None:
+        raise UserError(f"model {model.name}: no tokenizer; add tokenizer.json, or vocab.json and merges.txt, to its folder")
+    return tokenizer
 
 
 def read_folder_tokenizer(folder: Path) -> Tokenizer | None:

@@ -12,7 +12,7 @@ STYLE = """
   table { border-collapse: collapse; }
   th, td { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: right; vertical-align: top; }
   th { vertical-align: bottom; }
-  th:first-child, td:first-child, td.text { text-align: left; }
+  th:first-child, td:first-child, td.text, th.text { text-align: left; }
   td.text { min-width: 14rem; }
   figure svg { display: block; width: 100%; min-width: 42rem; height: auto; }
   figcaption, .note { color: var(--quiet); font-size: .9rem; }

@@ -9,18 +9,20 @@ from .theme import COLOURS, plain_ticks, short, svg, themed
 
 _KINDS = (("bytes", "Bytes sent"), ("messages", "Messages sent"), ("seconds", "Seconds"))
 _PHASES = (("setup", "set-up", ""), ("prefill", "prefill", ""), ("decode", "a token", "_per_token"))
+_LABELLED = 4  # runs at most, or labels would meet
 
 
 def phases(runs: Runs) -> str:
-    """Three bar charts from zero, each bar labelled, as SVG."""
+    """Three bar charts from zero, of few runs with numbers, as SVG."""
     with themed(9.5, 3.1) as figure:
         for axes, (key, title) in zip(figure.subplots(1, len(_KINDS)), _KINDS, strict=True):
             width = 0.8 / len(runs)
             for i, (name, run) in enumerate(runs.items()):
                 values = [_value(run, phase, key + suffix) for phase, _, suffix in _PHASES]
                 places = [p + (i + 0.5) * width - 0.4 for p in range(len(values))]
-                bars = axes.bar(places, values, width=0.94 * width, label=name, color=_colour(i, len(runs)))
-                axes.bar_label(bars, [short(value) for value in values], padding=2, fontsize=7, rotation=90 if len(runs) > 1 else 0)
+                bars = axes.bar(places, values, width=0.94 * width, label=name, **_style(i, len(runs)))
+                if len(runs) <= _LABELLED:
+                    axes.bar_label(bars, [short(value) for value in values], padding=2, fontsize=7, rotation=90 * (len(runs) > 1))
             axes.set_xticks(range(len(_PHASES)), [name for _, name, _ in _PHASES])
             axes.tick_params(axis="x", length=0)
             axes.margins(y=0.25)
@@ -36,6 +38,9 @@ def _value(run: dict[str, Any], phase: str, key: str) -> float:
     return float(run[phase][key])
 
 
-def _colour(i: int, count: int) -> str:
-    """Grey for what others are held against."""
-    return COLOURS[-1] if i == 0 and count > 1 else COLOURS[(i - (count > 1)) % (len(COLOURS) - 1)]
+def _style(i: int, count: int) -> dict[str, Any]:
+    """Grey for what others are held against; hatched where colours come round again."""
+    if i == 0 and count > 1:
+        return {"color": COLOURS[-1]}
+    turn, place = divmod(i - (count > 1), len(COLOURS) - 1)
+    return {"facecolor": COLOURS[place], "hatch": "////" * turn}

@@ -38,10 +38,13 @@ _STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 9,
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.1,
+    "figure.constrained_layout.w_pad": 0.12,  # for fonts that are wider than the one that is measured
     "hatch.linewidth": 0.8,
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names are names, dollars and all
     **{f"{key}.color": INK for key in ("text", "grid", "hatch", "xtick", "ytick")},
     **{f"axes.{key}": INK for key in ("edgecolor", "labelcolor", "titlecolor")},
 }
@@ -65,11 +68,11 @@ def svg(figure: Figure, label: str) -> str:
         figure.savefig(out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = _FONTS.sub(_SERIFLESS, out.getvalue()).replace(INK, "currentColor")
     own = hashlib.sha256(text.encode()).hexdigest()[:8]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" \\1 role="img" '
-        f'aria-label="{escape(label)}" fill="currentColor" style="stroke-linejoin: round; stroke-linecap: butt">'
+    root = (
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" fill="currentColor" '
+        f'style="stroke-linejoin: round; stroke-linecap: butt" aria-label="{escape(label)}"'
     )
-    return _HEAD.sub(head, _NAMES.sub(rf"\g<1>p{own}-", text), count=1)
+    return _HEAD.sub(lambda head: f"<svg {head[1]} {root}>", _NAMES.sub(rf"\g<1>p{own}-", text), count=1)
 
 
 def short(value: float) -> str:

@@ -16,6 +16,7 @@ _PARTS = (
     ("drafted, rejected", {"facecolor": COLOURS[1]}),
     ("drafted, not looked at", {"facecolor": "none", "edgecolor": COLOURS[4], "hatch": "..."}),
 )
+_NUMBERED = 40  # passes at most, or numbers would meet
 
 
 def timeline(data: dict[str, Any]) -> str:
@@ -60,7 +61,7 @@ def _draw_passes(axes: Axes, rounds: list[dict[str, Any]], ends: list[float]) ->
         axes.bar(starts, amounts, widths, bottom=below, align="edge", linewidth=0, label=name, **style)
         below = [low + amount for low, amount in zip(below, amounts, strict=True)]
     for start, width, made in zip(starts, widths, rounds, strict=True):
-        if len(rounds) <= 40:
+        if len(rounds) <= _NUMBERED:
             axes.text(start + width / 2, made["drafted"] + 1.15, f"{made['steps']}", ha="center", va="bottom", fontsize=8)
     axes.vlines(ends[:-1], 0, [made["drafted"] + 1 for made in rounds[:-1]], color=INK, linewidth=0.8)
     axes.set_ylim(0, 1.2 * max(below))
@@ -76,4 +77,4 @@ def _parts(made: dict[str, Any]) -> tuple[int, int, int, int]:
     """Accepted tokens that the text took, the model's own, rejected ones and those behind them, one for each of `_PARTS`."""
     own = made["steps"] - made["accepted"]
     rejected = made["tested"] - made["accepted"]
-    return made["accepted"], max(own, 0), rejected, made["drafted"] - made["tested"]
+    return made["accepted"], own, rejected, made["drafted"] - made["tested"]

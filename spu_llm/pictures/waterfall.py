@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from .theme import COLOURS, INK, plain_ticks, short, svg, themed
 
@@ -44,6 +45,7 @@ def _draw(axes: Axes, kind: str, steps: Steps, colour: str) -> None:
     axes.set_xlim(0, 1.14 * ends[-1])
     axes.tick_params(axis="y", length=0)
     plain_ticks(axes, "x")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(axis="x")
 
 

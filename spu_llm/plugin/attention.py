@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import UserError
 from .engine import SLACK, levels
 from .interpret import Interpreter
 from .masks import clean_parts
+from .maximum import exact_maximum
 from .values import Centred, Masked, Peak, Secret, Value
 
 _REACH = -32.0
@@ -21,7 +20,7 @@ _REACH = -32.0
 def subtracted(interpreter: Interpreter, eqn: Any, value: Value, peak: Peak) -> Value:
     """value - peak. The scores' own steadying maximum needs only be near the maximum: it cancels in the quotient."""
     if value is not peak.scores or not peak.steady or len(peak.axes) != 1:
-        top = exact_maximum(interpreter, eqn, peak)
+        top = exact_maximum(interpreter.engine, interpreter.where(eqn), peak)
         return interpreter.apply(eqn, [value, top])[0]
     axis = peak.axes[0]
     clean, hidden = clean_parts(value)
@@ -50,40 +49,6 @@ def exponential(interpreter: Interpreter, eqn: Any, value: Masked | Centred) -> 
 
     top = float(np.exp(bounds[1])) if bounds else None
     return Secret(scores.shape, scores.dtype, make, bounds=None if top is None else (0.0, top))
-
-
-def exact_maximum(interpreter: Interpreter, eqn: Any, peak: Peak) -> Secret:
-    """The maximum itself, for whatever else it is used: a tree of comparisons, 3 rounds a level."""
-    if isinstance(peak.scores, Masked):
-        raise UserError(
-            f"{interpreter.where(eqn)}: the maximum of masked scores is used other than to steady a softmax; use jax.nn.softmax"
-        )
-    scores, engine = peak.scores, interpreter.engine
-    kept = tuple(size for i, size in enumerate(scores.shape) if i not in peak.axes)
-
-    def make() -> Any:
-        def last(raw: Any) -> Any:
-            return jnp.moveaxis(raw, peak.axes, range(-len(peak.axes), 0)).reshape(*kept, -1)
-
-        x = engine.moved(last, scores.array())
-        while (n := x.shape[-1]) > 1:
-            left, right = (engine.moved(partial(_part, place=place), x) for place in (slice((n + 1) // 2), slice(n // 2, None)))
-            x = engine.plus(right, engine.relu(engine.minus(left, right)))
-        return engine.moved(lambda raw: jnp.broadcast_to(raw.reshape(_spread(kept, peak)), peak.shape), x)
-
-    return Secret(peak.shape, scores.dtype, make)
-
-
-def _part(raw: Any, place: slice) -> Any:
-    return raw[..., place]
-
-
-def _spread(kept: tuple[int, ...], peak: Peak) -> tuple[int, ...]:
-    """The shape of a maximum with axes of length 1 where the peak was broadcast, right for maxima kept or dropped in place."""
-    if len(peak.shape) == len(kept):
-        return kept
-    rest = iter(kept)
-    return tuple(1 if i in peak.axes else next(rest) for i in range(len(peak.shape)))
 
 
 def _reference(interpreter: Interpreter, eqn: Any, clean: Secret, hidden: np.ndarray | None, axis: int) -> Any:

@@ -16,6 +16,7 @@ from jax.core import Literal
 
 from ..errors import UserError
 from .engine import Engine, Site
+from .maximum import exact_maximum
 from .values import Centred, Masked, Peak, Secret, Value, is_public
 
 CALLS = {
@@ -112,8 +113,6 @@ class Interpreter:
 
     def plain(self, eqn: Any, value: Value) -> Secret:
         """The secret itself, where an equation needs all of it."""
-        from .attention import exact_maximum  # which needs this module
-
         if isinstance(value, Masked):
             raise UserError(
                 f"{self.where(eqn)}: scores with masked entries may go only through additions, products with positive numbers, "
@@ -125,7 +124,7 @@ class Interpreter:
                     f"{self.where(eqn)}: masked scores minus their maximum may only be exponentiated; use jax.nn.softmax"
                 )
             return value.value
-        return exact_maximum(self, eqn, value) if isinstance(value, Peak) else value
+        return exact_maximum(self.engine, self.where(eqn), value) if isinstance(value, Peak) else value
 
     def entered(self, eqn: Any, value: Value) -> Secret:
         """A value as a secret; a public one as shares that everyone knows."""

@@ -26,21 +26,12 @@ from safetensors.numpy import save_file
 from ..errors import UserError
 from ..models.checkpoint import Checkpoint, load_checkpoint
 from ..models.decoder import Decoder
+from ..models.losses import Batch, Teacher, distillation_loss, next_token_loss
 from ..models.save import save_checkpoint
+from ..models.sequences import Reader, cut_sequences, sequence_weights
 from ..models.source import ModelConfig, content_digest
-from ..models.training import (
-    Batch,
-    Kept,
-    Reader,
-    Teacher,
-    TrainingConfig,
-    cut_sequences,
-    distillation_loss,
-    next_token_loss,
-    rows_of,
-    sequence_weights,
-    train,
-)
+from ..models.tokenizer import need_tokenizer
+from ..models.training import Kept, TrainingConfig, rows_of, train
 from ..progress import Progress, silent
 from .draft_length import expected_tokens
 from .vocabulary import same_rows, same_tokenizer
@@ -98,10 +89,7 @@ def align(
     where tokenizers differ or the text is too short.
     """
     private, public = load_checkpoint(target.locate()), load_checkpoint(draft.locate())
-    if private.tokenizer is None or public.tokenizer is None:
-        nameless = target if private.tokenizer is None else draft
-        raise UserError(f"model {nameless.name}: no tokenizer; add tokenizer.json to its folder")
-    same_tokenizer(private.tokenizer, public.tokenizer)
+    same_tokenizer(need_tokenizer(private.tokenizer, target), need_tokenizer(public.tokenizer, draft))
     same_rows(private.decoder.config, public.decoder.config)
     ids = read_tokens(texts, private)
     learned, unseen = _split(cut_sequences(ids, config.length, target.prefix), config)

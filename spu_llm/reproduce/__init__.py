@@ -2,9 +2,9 @@
 
 from .manifest import EXPERIMENTS, SYSTEMS, Size, Study, choose, load_studies
 from .page import Page, check_study, render_page
-from .run import Outcome, Runs, reproduce
+from .run import Runs, reproduce
 
 __all__ = [
-    "EXPERIMENTS", "SYSTEMS", "Outcome", "Page", "Runs", "Size", "Study", "check_study", "choose", "load_studies", "render_page",
+    "EXPERIMENTS", "SYSTEMS", "Page", "Runs", "Size", "Study", "check_study", "choose", "load_studies", "render_page",
     "reproduce",
 ]  # fmt: skip

@@ -48,6 +48,11 @@ class Table:
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
 
+    @property
+    def compared(self) -> list[bool]:
+        """Of each baseline, whether any row says how many times as good ours is."""
+        return [any(row.baselines[i].times is not None for row in self.rows) for i in range(len(self.baselines))]
+
 
 @dataclass(frozen=True)
 class Results:
@@ -82,7 +87,7 @@ class Results:
         place = f"{self.study.manifest}, picture {picture.title!r}"
         found = _find(picture.at, data, place)
         if found is _NOTHING or found is None:
-            raise UserError(f"{place}: {picture.at} finds nothing in {self.folder / picture.file}; correct the path")
+            raise UserError(f"{place}: {picture.at} finds nothing in {self._named(picture.file)}; correct the path")
         return found
 
     def load(self, file: str) -> Any:
@@ -95,9 +100,11 @@ class Results:
         except FileNotFoundError:
             return _NOTHING
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path}: cannot be read as JSON ({error}); make it again: spu-llm reproduce {self.study.name}"
-            ) from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{self._named(file)}: cannot be read ({reason}); run `spu-llm reproduce {self.study.name}`") from None
+
+    def _named(self, file: str) -> str:
+        return "/".join((*self.folder.parts[-2:], file))
 
     def _rows(self, spec: manifest.Rows, data: Any, place: str) -> list[Row]:
         items = self._items(spec, data, place)
@@ -118,12 +125,12 @@ class Results:
             return found
         if found in (_NOTHING, None) and not self.whole:
             return []
-        raise UserError(f"{place}: {spec.each} finds no list of items in {self.folder / spec.file}; correct the path")
+        raise UserError(f"{place}: {spec.each} finds no list of items in {self._named(spec.file)}; correct the path")
 
     def _column(self, path: str, items: Sequence[Any], spec: manifest.Rows, place: str) -> list[Value]:
         values = [_find(path, item, place) for item in items]
         if self.whole and all(value is _NOTHING for value in values):
-            raise UserError(f"{place}: {path} finds nothing in {self.folder / spec.file}; correct the path")
+            raise UserError(f"{place}: {path} finds nothing in {self._named(spec.file)}; correct the path")
         wrong = next((value for value in values if isinstance(value, (list, dict))), None)
         if wrong is not None:
             raise UserError(f"{place}: {path} finds {json.dumps(wrong)[:40]}... instead of a number; correct the path")
@@ -136,19 +143,21 @@ class _Nothing:
 
 _NOTHING = _Nothing()
 _NULL = _Nothing()
+_FAILS = (JMESPathError, TypeError, LookupError, AttributeError)  # beside its own errors, comparing texts with numbers is one
 
 
 def _find(path: str, data: Any, place: str) -> Any:
     """What a path finds; null and nothing, which JMESPath does not tell apart, are told apart by marking nulls."""
     try:
         found = jmespath.search(path, data)
-    except JMESPathError as error:
-        raise UserError(f"{place}: {path} fails ({str(error).splitlines()[0]}); correct the path") from None
+    except _FAILS as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"{place}: {path} fails ({reason}); correct the path") from None
     if found is not None or path.strip() == "`null`":
         return found
     try:
         return None if jmespath.search(path, _marked(data)) is _NULL else _NOTHING
-    except (JMESPathError, KeyError):  # functions know no marks
+    except _FAILS:  # functions know no marks
         return _NOTHING
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ _TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 @dataclass(frozen=True)
 class Source:
-    """A folder of results and what is known of how they were made. label: what they are called on the page."""
+    """A folder of results and what is known of how they were made.
+
+    label: what they are called on the page; dirty: made with sources that are in no commit; stale: sources have changed since.
+    """
 
     label: str
     results: Results
@@ -37,6 +40,7 @@ class Source:
     machine: str | None = None
     seconds: float | None = None
     dirty: bool = False
+    stale: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def render_page(studies: Sequence[Study], out: Path, size: Size, failures: Mappi
 
     Whatever is missing or wrong is said in its place; what is wrong is returned too.
     """
-    sections = [_section(study, _sources(study, out, size), (failures or {}).get(study.name)) for study in studies]
+    sections = [_section(study, _sources(study, studies, out, size), (failures or {}).get(study.name)) for study in studies]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"figure": figure, "times": times, "duration": _duration, "arrows": _arrows}
     html = environment.from_string(_TEMPLATE.read_text()).render(
@@ -110,9 +114,10 @@ def render_page(studies: Sequence[Study], out: Path, size: Size, failures: Mappi
 def check_study(study: Study) -> None:
     """Resolve all that an experiment shows from its committed results. Raises UserError at what is missing or wrong."""
     results = Results(study, study.folder)
+    Record.load(study.folder / MADE)
     for file in study.about.files:
         if not (study.folder / file).is_file():
-            raise UserError(f"{study.manifest}: {file} is not in {study.folder}; run `spu-llm reproduce {study.name} --full`")
+            raise UserError(f"{study.manifest}: {file} is not there; run `spu-llm reproduce {study.name} --full`")
     results.tables()
     for picture in study.about.pictures:
         _drawn(picture, results)
@@ -134,17 +139,18 @@ def times(ratio: float) -> str:
     """How many times as good, such as 4.7x."""
     if ratio >= 10:
         return f"{ratio:,.0f}x"
-    return f"{ratio:.1f}x" if ratio >= 0.995 else f"{ratio:.2g}x"
+    return f"{ratio:.1f}x" if ratio >= 0.995 else f"{ratio:#.2g}x"
 
 
-def _sources(study: Study, out: Path, size: Size) -> list[Source]:
+def _sources(study: Study, studies: Sequence[Study], out: Path, size: Size) -> list[Source]:
     """Where results come from: what was run here first."""
     committed = _committed(study, Runs(out, "full").record(study))
     runs = Runs(out, "quick")
     made = runs.record(study) if size == "quick" else None
     if made is None:
         return [committed]
-    return [_source("quick, run here", Results(study, runs.folder(study), whole=False), made), committed]
+    quick = _source("quick, run here", Results(study, runs.folder(study), whole=False), made)
+    return [replace(quick, stale=not runs.finished(study, studies)), committed]
 
 
 def _committed(study: Study, run: Record | None) -> Source:

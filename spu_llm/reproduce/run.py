@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -56,12 +56,17 @@ class Runs:
         found = self.record(study)
         return found is not None and found.digest == self.digest(study, studies)
 
-    def begin(self, study: Study, digest: str, again: bool) -> Path:
+    def forget(self, study: Study) -> None:
+        """Have the next run begin anew."""
+        for file in (self._record(study), self.folder(study) / _STARTED):
+            file.unlink(missing_ok=True)
+
+    def begin(self, study: Study, digest: str) -> Path:
         """The folder for a run that starts or goes on; what other sources left there is removed, and so is the record."""
         folder = self.folder(study)
         self._record(study).unlink(missing_ok=True)
         started = folder / _STARTED
-        if folder.exists() and (again or not started.exists() or started.read_text() != digest):
+        if folder.exists() and not (started.exists() and started.read_text() == digest):
             shutil.rmtree(folder)
         make_folder(folder)
         started.write_text(digest)
@@ -80,38 +85,33 @@ class Runs:
         return self.out / "reproduce" / f"{study.name}.{self.size}.json"
 
 
-@dataclass
-class Outcome:
-    """ran: experiments that ended well; failed: why, by name."""
+def reproduce(
+    chosen: Sequence[Study], studies: Sequence[Study], runs: Runs, again: bool = False, quiet: bool = False
+) -> dict[str, str]:
+    """Run the chosen of all experiments, at a full size those first that they need; what is finished only `again`.
 
-    ran: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-
-def reproduce(chosen: Sequence[Study], studies: Sequence[Study], runs: Runs, again: bool = False, quiet: bool = False) -> Outcome:
-    """Run the chosen of all experiments, at a full size those first that they need; those that are finished only `again`.
-
-    An experiment that fails is reported and the others are run, save those that need it. Raises KeyboardInterrupt, when the
-    running experiment's processes have ended.
+    An experiment that fails is reported and the others are run, save those that need it. Returns why, by name. Raises
+    KeyboardInterrupt, when the running experiment's processes have ended.
     """
-    wanted = {study.name for study in chosen}
+    if again:
+        for study in chosen:
+            runs.forget(study)
     ordered = with_needs(studies, chosen) if runs.size == "full" else list(chosen)
-    due = [study for study in ordered if (again and study.name in wanted) or not runs.finished(study, studies)]
-    due = [study for study in due if study.about.run(runs.size)]
-    outcome = Outcome()
+    due = [study for study in ordered if study.about.run(runs.size) and not runs.finished(study, studies)]
+    failed: dict[str, str] = {}
     with _Gauge({study.name: _minutes(study, runs) for study in due}, quiet) as gauge, _ended_by_sigterm():
         for study in due:
-            broken = [need for need in study.about.needs if need in outcome.failed] if runs.size == "full" else []
+            gauge.at(study.name, 0)
+            broken = [need for need in study.about.needs if need in failed] if runs.size == "full" else []
             try:
                 if broken:
                     raise _Failed(f"needs {broken[0]}, which failed")
-                _run(study, runs, runs.digest(study, studies), again and study.name in wanted, gauge)
-                outcome.ran.append(study.name)
+                _run(study, runs, runs.digest(study, studies), gauge)
             except (_Failed, UserError, OSError) as error:
-                outcome.failed[study.name] = str(error)
+                failed[study.name] = str(error)
                 gauge.say(f"{study.name}: {error}")
             gauge.done(study.name)
-    return outcome
+    return failed
 
 
 class _Failed(Exception):
@@ -123,11 +123,11 @@ def _minutes(study: Study, runs: Runs) -> float:
     return run.minutes if run else 0
 
 
-def _run(study: Study, runs: Runs, digest: str, again: bool, gauge: _Gauge) -> None:
+def _run(study: Study, runs: Runs, digest: str, gauge: _Gauge) -> None:
     """Run an experiment's command to its end. Raises _Failed with its last line and the log's path."""
     run = study.about.run(runs.size)
     assert run is not None
-    folder = runs.begin(study, digest, again)
+    folder = runs.begin(study, digest)
     log = folder / _LOG
     commit, dirty, start = record.commit(), record.changed([study]), time.monotonic()
     with log.open("w") as file, _Child(run.command, folder, file.fileno()) as child:
@@ -217,7 +217,7 @@ class _Gauge:
 
     def at(self, name: str, minutes: float) -> None:
         """An experiment has run so long."""
-        self._bar.set_description(name, refresh=False)
+        self._bar.set_description_str(name, refresh=False)
         self._bar.n = self._past + min(minutes, _NEARLY * self._minutes[name])
         self._bar.refresh()
 

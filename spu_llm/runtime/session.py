@@ -257,7 +257,7 @@ class Session:
         self._each(lambda party: party.runtime.del_var(_UNUSED))
 
     def compile(self, name: str, function: Callable, arguments: tuple) -> Program:
-        """Compile `function` for a tree of `Slot`s, or return what was compiled before under this name and shapes."""
+        """Compile `function` for a tree of slots as arguments, or return what was compiled before under this name and shapes."""
         slots, tree = jax.tree_util.tree_flatten(arguments)
         key = (name, tree, tuple((slot.shape, np.dtype(slot.dtype).str, slot.public) for slot in slots))
         if key not in self._programs:

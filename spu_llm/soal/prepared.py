@@ -6,24 +6,21 @@ prefix rows are made of weights. It is written so that its owner alone can read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from ..errors import UserError
 from ..models.cache import LayerCache
 from ..models.calibration import Calibration, LayerRanges, Reference
-from ..models.owner_file import content_sum, open_owner_file, write_owner_file
+from ..models.owner_file import OwnerFile
 from ..models.plan_check import RangeReport
 from .maxima import MaximaReport
 from .prefix import Trial
 
 VERSION = 1
-_KIND = "spu_llm soal"
-_REMEDY = "make it with `spu-llm prepare soal`"
+_FILE = OwnerFile("spu_llm soal", "a prepared file", VERSION, "make it with `spu-llm prepare soal`")
 
 
 @dataclass(frozen=True)
@@ -110,23 +107,16 @@ def scaling(squares: tuple[float, float]) -> float:
 
 def save_prepared(prepared: Prepared, path: Path) -> None:
     """Write the file whole or not at all, for its owner alone. Raises UserError where it cannot be written."""
-    tensors = _tensors(prepared)
-    facts = TypeAdapter(Facts).dump_json(prepared.facts).decode()
-    write_owner_file(path, _KIND, VERSION, facts, tensors)
+    _FILE.write(path, prepared.facts, _tensors(prepared))
 
 
 def load_prepared(path: Path, checkpoint: str) -> Prepared:
     """The file of the model whose `content_digest` is given. Raises UserError for a file that is not that."""
-    with open_owner_file(path, _REMEDY) as file:
-        metadata = file.metadata() or {}
-        facts = _facts(path, metadata)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-    if content_sum(metadata["facts"], tensors) != metadata.get("sum"):
-        raise UserError(f"{path}: damaged; {_REMEDY} anew")
+    facts, tensors = _FILE.read(path, Facts)
     if facts.checkpoint != checkpoint:
         raise UserError(
             f"{path}: was prepared for model {facts.model} with other weights or tokenizer; name this model's own file, or "
-            f"{_REMEDY}"
+            f"{_FILE.remedy}"
         )
     references = tuple(tensors[f"reference.{i}"] for i in range(len(facts.layers)))
     rows = [[tensors[f"prefix.{i}.{part}"] for part in LayerCache._fields] for i in range(len(facts.layers))]
@@ -135,19 +125,7 @@ def load_prepared(path: Path, checkpoint: str) -> Prepared:
 
 def read_prefix(path: Path) -> tuple[int, ...]:
     """The prefix that a file gives, before its model is at hand. Raises UserError for what is no prepared file."""
-    with open_owner_file(path, _REMEDY) as file:
-        return _facts(path, file.metadata() or {}).prefix
-
-
-def _facts(path: Path, metadata: Mapping[str, str]) -> Facts:
-    if metadata.get("kind") != _KIND:
-        raise UserError(f"{path}: holds tensors, but is not a prepared file; {_REMEDY}")
-    if metadata.get("version") != str(VERSION):
-        raise UserError(f"{path}: of version {metadata.get('version')}, where this spu_llm reads {VERSION}; {_REMEDY} anew")
-    try:
-        return TypeAdapter(Facts).validate_json(metadata["facts"])
-    except (KeyError, ValidationError):
-        raise UserError(f"{path}: damaged; {_REMEDY} anew") from None
+    return _FILE.read_facts(path, Facts).prefix
 
 
 def _tensors(prepared: Prepared) -> dict[str, np.ndarray]:

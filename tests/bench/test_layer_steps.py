@@ -44,21 +44,28 @@ def test_sizes_follow_from_shapes(found):
 
 
 def test_stock_steps_are_what_they_are_called(found):
-    """SPU's log knows kinds of operations: the largest score alone takes a maximum, and exponentials alone take exp."""
-    messages = {step["name"]: step["messages"] for step in found["stock"]["steps"]}
+    """SPU's own log knows kinds of operations: what products, maxima and exponentials send is what their steps send."""
     operations = found["stock"]["operations"]
-    assert messages["exponentials"] == operations["exponential"]["messages"]
-    products = ("qkv product", "output product", "up product", "down product", "scores", "mixed values")
-    dots = sum(cost["messages"] for name, cost in operations.items() if name.startswith("dot"))
-    assert sum(messages[name] for name in products) >= dots
+
+    def sent(*names):
+        return [sum(step[kind] for step in found["stock"]["steps"] if step["name"] in names) for kind in ("messages", "bytes")]
+
+    def logged(name):
+        return [operations[name][kind] for kind in ("messages", "bytes")]
+
+    assert sent("qkv product", "output product", "up product", "down product") == logged("dot")
+    assert sent("scores", "mixed values") == logged("dot_general")
+    assert sent("largest score") == logged("reduce")
+    assert 2 * sent("exponentials")[0] == logged("exponential")[0]  # and SiLU has one
 
 
 @pytest.mark.parametrize(("family", "messages"), [("gpt2", 15), ("llama", 16), ("opt", 17)])
 def test_every_family_has_a_name_for_every_step(family, messages):
     assert len(plugin_names(family)) == messages
     config = LayerShape(family, 16, 2, 2, 24, 3).config()
+    inputs = layer_inputs(config, 3)
     with enable_x64():
-        traced = jax.make_jaxpr(Decoder(config, {}).block)(*layer_inputs(config, 3), window(config, 3, 1, 4))
+        traced = jax.make_jaxpr(Decoder(config, {}).block)(*inputs, window(config, 3, 1, 4))
     assert len(_parts(traced)) == len(_STOCK)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import GPT2, TEXT, write_checkpoint, write_tokenizer
+from flax_models import pretrained
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
@@ -43,7 +44,7 @@ def tiny(tmp_path_factory):
     config = GPT2 | {"n_layer": 1, "n_positions": 128}
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", config)
     write_tokenizer(folder, 97)
-    return load_checkpoint(folder), folder, FlaxGPT2LMHeadModel.from_pretrained(folder)
+    return load_checkpoint(folder), folder, pretrained(FlaxGPT2LMHeadModel, folder)
 
 
 def counting(steps):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import TEXT
 
 from spu_llm.bench.sparsity_leakage import COUNTS, Scores, _blocks, _head_limits, _one_word, _part_unknown, read_scores
 from spu_llm.cli import main
@@ -17,14 +16,6 @@ from spu_llm.models import load_checkpoint
 from spu_llm.models.source import ModelConfig
 
 RULE = Rule(blocks=8, rank=4, recall=0.7, head_recall=0.7, length=16, tokens=1600)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    words, random = TEXT.split(), np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("text") / "public.txt"
-    path.write_text(" ".join(random.choice(words, 800)))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,6 @@ from spu_llm.comet.attacks import (
     Rate,
     Renewal,
     View,
-    _beliefs,
-    _identified,
-    _overlaps,
     confirm,
     confirm_against,
     identify,
@@ -26,6 +23,8 @@ from spu_llm.comet.attacks import (
     same_token,
     watch,
 )
+from spu_llm.comet.attacks.overlaps import _overlaps
+from spu_llm.comet.attacks.places import _beliefs, _identified
 
 LAYERS, BLOCKS, ACTIVE = 3, 12, 4
 

@@ -8,7 +8,8 @@ from opt_reference import run, tiny
 
 from spu_llm.comet.prepared import LayerSparsity, LowRank
 from spu_llm.comet.sparse_plain import Setting, SparseReader, measure_quality
-from spu_llm.models.training import Reader, perplexity, sequence_weights
+from spu_llm.models.losses import perplexity
+from spu_llm.models.sequences import Reader, sequence_weights
 
 RANDOM = np.random.default_rng(5)
 

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import CONFIGS, GPT2, LLAMA, OPT, write_checkpoint
+from flax_models import pretrained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -13,7 +14,8 @@ from transformers import FlaxGPT2LMHeadModel, FlaxLlamaForCausalLM, FlaxOPTForCa
 from spu_llm.comet.thresholds import ThresholdedReader, calibrate, largest_share
 from spu_llm.errors import UserError
 from spu_llm.models import load_checkpoint
-from spu_llm.models.training import perplexity, sequence_weights
+from spu_llm.models.losses import perplexity
+from spu_llm.models.sequences import sequence_weights
 
 MODELS = {"llama": FlaxLlamaForCausalLM, "gpt2": FlaxGPT2LMHeadModel, "opt": FlaxOPTForCausalLM}
 SECOND = {"llama": ("mlp", "down_proj"), "gpt2": ("mlp", "c_proj"), "opt": (None, "fc2")}
@@ -56,7 +58,7 @@ def models(tmp_path_factory):
     found = {}
     for name, config in CASES.items():
         folder = write_checkpoint(tmp_path_factory.mktemp("model") / "model", config)
-        found[name] = load_checkpoint(folder).decoder, MODELS[config["model_type"]].from_pretrained(folder)
+        found[name] = load_checkpoint(folder).decoder, pretrained(MODELS[config["model_type"]], folder)
     return found
 
 

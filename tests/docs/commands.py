@@ -144,31 +144,42 @@ class Rule:
 MODELS = "|".join(sorted((path.stem for path in (ROOT / "configs" / "model").glob("*.yaml")), key=len, reverse=True))
 _SMALL = "names of models are looked up in the project; in the reader's folder the models of these names are small"
 _FEWER = "each token, passage, step or layer is like the one before"
+_ONE = "a prompt of one token is a pass like those after it, so that a command compiles one program"
 SMALLER = (
-    Rule(r"^spu-llm (generate|deal)(?!.* --model )", r"spu-llm \1 --model smollm2", "the default, named for the next rule"),
-    Rule(rf"--(model|draft|target) ({MODELS})(?=\s|$)", r"--\1 configs/model/\2.yaml", _SMALL),
+    Rule(r"^spu-llm generate (?!.*--model )", "spu-llm generate --model kjv ", "quickstart.yaml runs smollm2, the default"),
+    Rule(rf"^(?!spu-llm arhe simulate)(.*?)--model ({MODELS})(?=\s|$)", r"\1--model configs/model/\2.yaml", _SMALL),
+    Rule(rf"--(draft|target) ({MODELS})(?=\s|$)", r"--\1 configs/model/\2.yaml", _SMALL),
     Rule(r"--sparsity ([\w-]+)(?=\s|$)", r"--sparsity configs/comet/\1.safetensors", _SMALL),
-    Rule(r"--tokens \d+", "--tokens 2", _FEWER),
+    Rule(r"^(spu-llm generate .*--prompt) '[^']*'", r"\1 And", _ONE),
+    Rule(r"'generation\.prompt=[^']*'", "generation.prompt=And", _ONE),
+    Rule(r"--prompt-tokens \d+", "--prompt-tokens 1", _ONE),
+    Rule(r"(?<=\s)--tokens \d+", "--tokens 2", _FEWER),
+    Rule(r"^(spu-llm arhe .*)--tokens 2", r"\1--tokens 1", _FEWER),
     Rule(r"new_tokens=\d+", "new_tokens=2", _FEWER),
     Rule(r"--passages \d+", "--passages 4", _FEWER),
     Rule(r"--steps \d+", "--steps 2", _FEWER),
-    Rule(r"--draft (?!.*--draft-length)(\S+)", r"--draft \1 --draft-length 2", "on its own it compiles passes of all lengths"),
+    Rule(r"^(spu-llm generate .*--draft \S+)(?!.*--draft-length)", r"\1 --draft-length 1", "auto compiles passes of all lengths"),
     Rule(r"--width \d+ --heads \d+ --ffn \d+", "--width 48 --heads 3 --ffn 96", "any width runs the same operations"),
-    Rule(r"--context \d+$", "--context 8", "any number of cache rows runs the same operations"),
-    Rule(r"^(spu-llm prepare comet .*)", r"\1 --blocks 8 --rank 3", "small models have 40 neurons a layer"),
-    Rule(r"^(spu-llm arhe (run|publish|simulate) .*)", r"\1 --log-ring 5 --levels 9 --argmax league", "any ring computes alike"),
+    Rule(r"(bench layer .*)--context \d+", r"\1--context 8 --repeats 1", "any number of cache rows runs the same operations"),
+    Rule(r"^(spu-llm plan-table .*)--error \S+", r"\1--error 6e-2", "a coarser table is found sooner"),
+    Rule(r"^(spu-llm prepare comet .*)", r"\1 --blocks 8 --rank 3", "a small model has 40 neurons a layer"),
+    Rule(r"^(spu-llm align .*)", r"\1 --length 16 --held-out 64 --batch 2", "a short text has few sequences"),
+    Rule(r"^(spu-llm arhe (run|publish) .*)", r"\1 --log-ring 5 --levels 9 --argmax league", "any ring computes alike"),
 )
 """Of commands, one after the other. SPU_LLM_DOCS=whole runs them without these."""
 
 SMALLER_YAML = (
-    Rule(rf"(?m)^(model|  draft_model): ({MODELS})$", r"\1: configs/model/\2.yaml", _SMALL),
+    Rule(rf"(?m)^(model|  draft_model): ({MODELS})(?=\s|$)", r"\1: configs/model/\2.yaml", _SMALL),
     Rule(rf"draft_model: ({MODELS})(?=[,}}])", r"draft_model: configs/model/\1.yaml", _SMALL),
+    Rule(r"(?<!\w)prompt: \"[^\"]*\"", "prompt: And", _ONE),
     Rule(r"new_tokens: \d+", "new_tokens: 2", _FEWER),
-    Rule(r"draft_length: \d+", "draft_length: 2", _FEWER),
+    Rule(r"draft_length: \d+", "draft_length: 1", _FEWER),
 )
 
-PLACES = (Rule(r"--host [\w.-]+\.example", "--host localhost", "machines of others' names are not there"),)
-"""Of all commands and YAML, as are addresses: whatever host and port is shown, a free port of this machine is used."""
+SMALLER_CODE = (
+    Rule(rf'load_model\("({MODELS})"\)', r'load_model("configs/model/\1.yaml")', _SMALL),
+    Rule(r'encode\("[^"]*"\)', 'encode("And")', _ONE),
+)
 
 NOT_RUN = (
     Rule(r"^(source|\.) .*activate$", "", "it changes the shell that it is typed in: tests run in that environment"),

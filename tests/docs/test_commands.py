@@ -24,11 +24,11 @@ from click.testing import CliRunner
 from commands import (
     CODE_NOT_RUN,
     NOT_RUN,
-    PLACES,
     READ_ONLY,
     ROOT,
     SHELL,
     SMALLER,
+    SMALLER_CODE,
     SMALLER_YAML,
     blocks,
     commands,
@@ -40,6 +40,7 @@ from small import small_configs
 
 from spu_llm.cli import main
 from spu_llm.experiment.schema import CONFIGS, build_experiment, load_experiment, load_model, load_network
+from spu_llm.reproduce.manifest import About
 
 CACHE = os.environ.get("SPU_LLM_CACHE")
 WHOLE = os.environ.get("SPU_LLM_DOCS") == "whole"
@@ -73,9 +74,19 @@ def desk(tmp_path_factory):
         (folder / "configs").symlink_to(ROOT / "configs")
     else:
         small_configs(folder / "configs")
+        prepare_sparse(folder)
         for path in (folder / "configs" / "experiment").glob("*.yaml"):
             path.write_text(applied(SMALLER_YAML, path.read_text()))
     return Desk(folder)
+
+
+def prepare_sparse(folder):
+    """The file of predictors that comes with the project, for the small model of that name."""
+    name = "kjv-relu"
+    words = ["--model", folder / f"configs/model/{name}.yaml", "--out", folder / f"configs/comet/{name}.safetensors"]
+    sizes = ["--blocks", 8, "--rank", 3, "--length", 16, "--quiet"]
+    done = CliRunner().invoke(main, ["prepare", "comet", *map(str, [*words, *sizes])])
+    assert done.exit_code == 0, done.output
 
 
 class Reader:
@@ -83,7 +94,6 @@ class Reader:
 
     def __init__(self, desk, folder):
         self.desk, self.folder, self._names, self._ports, self._servers = desk, folder, {}, defaultdict(free_port), []
-        self._cache = CACHE if WHOLE else str(desk.folder / "cache")
         (folder / "configs").symlink_to(desk.folder / "configs")
         for name in ("experiments", "Makefile", "requirements"):
             (folder / name).symlink_to(ROOT / name)
@@ -110,10 +120,10 @@ class Reader:
     # Python and YAML
 
     def _program(self, block):
-        code = compile("\n" * (block.line - 1) + block.text, block.page, "exec")
         if match(CODE_NOT_RUN, block.page):
             return check_imports(block)
-        exec(code, self._names)
+        text = block.text if WHOLE else applied(SMALLER_CODE, block.text)
+        exec(compile("\n" * (block.line - 1) + text, block.page, "exec"), self._names)
 
     def _settings(self, block):
         """Kept under the name in its first line, if any; and checked by whom it is for."""
@@ -133,7 +143,7 @@ class Reader:
             if match(NOT_RUN, command.text):
                 continue
             elif program == "make":
-                self._type(recipe(words, command))
+                check_recipe(words, command)
             elif program == "spu-llm" and words[0] in SERVERS:
                 self._servers.append(self._serve(words, command))
             elif program == "spu-llm" and words[0] == "party":
@@ -152,7 +162,7 @@ class Reader:
             host = f"{role}.example" if found[1] == "0.0.0.0" and role else found[1].replace("127.0.0.1", "localhost")
             return f"localhost:{self._ports[host, found[2]]}"
 
-        return applied(PLACES, re.sub(r"\b(localhost|127\.0\.0\.1|0\.0\.0\.0|[\w.-]+\.example):(\d+)", here, text))
+        return re.sub(r"\b(localhost|127\.0\.0\.1|0\.0\.0\.0|[\w.-]+\.example):(\d+)", here, text)
 
     def _serve(self, words, command):
         server = start(words, self.folder, f"server-{len(self._servers)}")
@@ -165,7 +175,7 @@ class Reader:
         key = (*words, *(digest(self.folder / word) for word in words))
         if key not in self.desk.made:
             before = self._files()
-            done = CliRunner(env={"SPU_LLM_CACHE": CACHE if words[0] == "fetch" else self._cache}).invoke(main, words)
+            done = CliRunner(env={"SPU_LLM_CACHE": CACHE} if words[0] == "fetch" else None).invoke(main, words)
             assert done.exit_code == 0, f"{command.place}: {command.text}: {done.output or done.exception!r}"
             self.desk.made[key] = self._keep([path for path, when in self._files().items() if before.get(path) != when])
         shutil.copytree(self.desk.made[key], self.folder, dirs_exist_ok=True)
@@ -219,6 +229,8 @@ def check_settings(path, raw):
         load_network(str(path))
     elif "path" in raw or "package" in raw:
         assert load_model(str(path)).locate().exists()
+    elif "tables" in raw:
+        About.model_validate(raw)
     elif {"model", "network"} <= set(raw):
         load_experiment(path)
     else:
@@ -227,8 +239,8 @@ def check_settings(path, raw):
 
 
 def check_imports(block):
-    """That what a program imports is there."""
-    for node in ast.walk(ast.parse(block.text)):
+    """That what a program imports is there; dots in its dicts stand for what is left out."""
+    for node in ast.walk(ast.parse(block.text.replace(", ...}", "}"))):
         if isinstance(node, ast.ImportFrom):
             module = import_module(node.module)
             assert all(hasattr(module, each.name) for each in node.names), f"{block.place}: {ast.unparse(node)}"
@@ -236,34 +248,40 @@ def check_imports(block):
             [import_module(each.name) for each in node.names]
 
 
-def recipe(words, command):
-    """The commands of `spu-llm` in what `make` would run."""
+def check_recipe(words, command):
+    """That `make` knows what to do, and that commands of `spu-llm` in it are there."""
     done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{command.place}: {command.text}: {done.stderr}"
-    found = re.findall(r"^\S*(spu-llm .*)", done.stdout, re.MULTILINE)
-    return [dataclasses.replace(command, text=text) for text in found]
+    for text in re.findall(r"^\S*(spu-llm .*)", done.stdout, re.MULTILINE):
+        check_words(dataclasses.replace(command, text=text))
+
+
+def check_words(command):
+    """Each part of a command's name, and each of its options, up to a word that stands for any."""
+    found = main
+    for word in shlex.split(command.text)[1:]:
+        if word.isupper():
+            return
+        if isinstance(found, click.Group) and not word.startswith("-"):
+            assert word in found.commands, f"{command.place}: {command.text}: no command {word}"
+            found = found.commands[word]
+        elif word.startswith("--"):
+            known = {name for option in found.params for name in option.opts} | {"--help", "--version"}
+            assert word.split("=")[0] in known, f"{command.place}: {command.text}: no option {word}"
 
 
 @pytest.mark.parametrize("page", pages())
 def test_what_a_page_shows_runs(page, desk, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if not WHOLE:
+        monkeypatch.setenv("SPU_LLM_CACHE", str(desk.folder / "cache"))
     Reader(desk, tmp_path).read(page)
 
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_in_sentences_are_there(page):
-    """Each part of a command's name, and each of its options."""
     for command in inline_commands(page):
-        found = main
-        for word in shlex.split(command.text)[1:]:
-            if word.isupper():  # stands for any
-                break
-            if isinstance(found, click.Group) and not word.startswith("-"):
-                assert word in found.commands, f"{command.place}: {command.text}: no command {word}"
-                found = found.commands[word]
-            elif word.startswith("--"):
-                known = {name for option in found.params for name in option.opts} | {"--help", "--version"}
-                assert word.split("=")[0] in known, f"{command.place}: {command.text}: no option {word}"
+        check_words(command)
 
 
 PAGE = """
@@ -306,7 +324,8 @@ def test_every_rule_is_used():
     settings = [block.text for block in shown if block.language in ("yaml", "yml")]
     for path in (ROOT / "configs" / "experiment").glob("*.yaml"):
         settings.append(path.read_text())
-    for rules, texts in ((SMALLER, typed), (SMALLER_YAML, settings)):
+    programs = [block.text for block in shown if block.language == "python"]
+    for rules, texts in ((SMALLER, typed), (SMALLER_CODE, programs), (SMALLER_YAML, settings)):
         changed = {rule.found: False for rule in rules}
         for text in texts:
             for rule in rules:

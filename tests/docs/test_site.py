@@ -107,9 +107,17 @@ def test_messages_are_ours():
     assert not unknown
 
 
-def test_extending_network_profile(tmp_path):
-    page = blocks("docs/extending.md")
-    text = next(block.text for block in page if block.language == "yaml" and block.lines[0].startswith("# satellite.yaml"))
+def shown(page, language):
+    return [block.text for block in blocks(page) if block.language == language]
+
+
+def test_network_profile_of_extending(tmp_path):
     path = tmp_path / "satellite.yaml"
-    path.write_text(text)
+    path.write_text(shown("docs/extending.md", "yaml")[0])
     assert load_network(str(path)).seconds(1.0, 10, 50_000_000 // 8) == 1.0 + 10 * 0.3 + 1.0
+
+
+def test_primitive_of_extending(capsys):
+    """It gives what the page says it does, in as many messages and bytes."""
+    exec("\n".join(shown("docs/extending.md", "python")), {})
+    assert capsys.readouterr().out.split() == shown("docs/extending.md", "text")[0].split()

@@ -104,10 +104,12 @@ def failure(process):
     return line, time.monotonic() - started
 
 
-def until(true, seconds=120.0):
+def until(true, *running, seconds=120.0):
+    """Wait for it, while these go on running."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
+        assert all(each.process.exitcode is None for each in running), [each.errors.read_text() for each in running]
         time.sleep(0.05)
 
 
@@ -122,7 +124,7 @@ def test_a_generation_survives_a_killed_party_and_a_cut_link(model, tmp_path):
         parties.start("dealer")
         kept = tmp_path / "client" / "tokens.json"
         owner, client = parties.start("owner"), parties.start("client")
-        until(lambda: client.out.stat().st_size)
+        until(lambda: client.out.stat().st_size, owner, client)
         owner.kill()
         line, seconds = failure(client)
         assert line.startswith(f"error: owner ({parties.addresses['owner']}) ")
@@ -132,7 +134,7 @@ def test_a_generation_survives_a_killed_party_and_a_cut_link(model, tmp_path):
         done = cut_link(parties, kept)
         note_sessions()
         owner, client = parties.start("owner"), parties.start("client")
-        until(lambda: tokens(kept) > done)
+        until(lambda: tokens(kept) > done, owner, client)
         note_sessions()
         assert client.wait(120) == 0, client.errors.read_text()
         assert owner.wait(30) == 0, owner.errors.read_text()
@@ -152,7 +154,7 @@ def cut_link(parties, kept):
     with Relay(NetworkProfile(name="bare", mode="none"), client, owner) as relay:
         parties.relayed = {"client": {"owner": relay.to_b}, "owner": {"client": relay.to_a}}
         processes = [parties.start(role) for role in ("owner", "client")]
-        until(lambda: tokens(kept) > before)
+        until(lambda: tokens(kept) > before, *processes)
         relay.cut()
         for process, peer, address in ((processes[1], "owner", relay.to_b), (processes[0], "client", relay.to_a)):
             line, seconds = failure(process)

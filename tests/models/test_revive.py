@@ -6,7 +6,7 @@ import pytest
 from spu_llm.errors import UserError
 from spu_llm.models import Decoder, load_checkpoint
 from spu_llm.models.revive import revived
-from spu_llm.models.training import Reader, hidden_block, sequence_pass, stacked
+from spu_llm.models.sequences import Reader, hidden_block, sequence_pass, stacked
 
 GROUP = 4
 TOKENS = np.random.default_rng(3).integers(1, 90, (6, 12))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import CONFIGS, GPT2, LLAMA, OPT, write_checkpoint, write_tokenizer
+from flax_models import pretrained
 from transformers import FlaxGPT2LMHeadModel, FlaxLlamaForCausalLM, FlaxOPTForCausalLM
 
 from spu_llm.errors import UserError
@@ -31,7 +32,7 @@ def test_transformers_reads_what_was_saved(name, tmp_path):
     config = CASES[name]
     decoder = load_checkpoint(write_checkpoint(tmp_path / "first", config)).decoder
     save_checkpoint(tmp_path / "saved", decoder)
-    theirs = MODELS[config["model_type"]].from_pretrained(tmp_path / "saved")
+    theirs = pretrained(MODELS[config["model_type"]], tmp_path / "saved")
     tokens = np.random.default_rng(0).integers(2, config["vocab_size"], 13)
     want = PlainDecoder(decoder, 13).advance(tokens)
     assert np.abs(np.asarray(theirs(tokens[None]).logits[0]) - want).max() < 1e-4

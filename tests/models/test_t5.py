@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from flax_models import pretrained
 from safetensors.numpy import load_file, save_file
 from t5_checkpoint import FLAN, ONE_HEAD, T5_1_0, write_t5
 from transformers import FlaxT5ForConditionalGeneration
@@ -29,7 +30,7 @@ PROMPT, TOKENS = 13, 36
 def pair(request, tmp_path_factory):
     """A model of ours and transformers'."""
     folder = write_t5(tmp_path_factory.mktemp("t5") / "model", CASES[request.param], seed=1)
-    return PlainT5(load_t5(folder).model, 40), FlaxT5ForConditionalGeneration.from_pretrained(folder)
+    return PlainT5(load_t5(folder).model, 40), pretrained(FlaxT5ForConditionalGeneration, folder)
 
 
 def drawn(length, seed):

@@ -11,26 +11,10 @@ from scipy.special import log_softmax
 
 from spu_llm.errors import UserError
 from spu_llm.models import Decoder, PlainDecoder, load_checkpoint
-from spu_llm.models.training import (
-    Batch,
-    Kept,
-    Reader,
-    Sparsity,
-    Teacher,
-    TrainingConfig,
-    cut_sequences,
-    distillation_loss,
-    fresh,
-    hidden_block,
-    next_token_loss,
-    perplexity,
-    rows_of,
-    sequence_pass,
-    sequence_weights,
-    sparsity_penalty,
-    stacked,
-    train,
-)
+from spu_llm.models.losses import Batch, Teacher, distillation_loss, next_token_loss, perplexity
+from spu_llm.models.sequences import Reader, cut_sequences, hidden_block, sequence_pass, sequence_weights, stacked
+from spu_llm.models.taught_sparsity import Sparsity, sparsity_penalty
+from spu_llm.models.training import Kept, TrainingConfig, fresh, rows_of, train
 
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.integers(0, 97, (6, 12)).astype(np.int32)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conftest import CONFIGS, GPT2, LLAMA, OPT, tensors, write_checkpoint
+from flax_models import pretrained
 from safetensors.numpy import save_file
 from transformers import FlaxGPT2LMHeadModel, FlaxLlamaForCausalLM, FlaxOPTForCausalLM
 
@@ -39,13 +40,13 @@ def reference_folder(folder, config):
 def test_logits_match(name, tmp_path):
     config = CASES[name]
     folder = write_checkpoint(tmp_path / "model", config)
-    theirs = MODELS[config["model_type"]].from_pretrained(reference_folder(folder, config))
+    theirs = pretrained(MODELS[config["model_type"]], reference_folder(folder, config))
     decoder = load_checkpoint(folder).decoder
-    for length in (1, 33):
-        tokens = np.random.default_rng(length).integers(2, config["vocab_size"], length)
-        want = np.asarray(theirs(tokens[None]).logits[0])
-        got = PlainDecoder(decoder, 40).advance(tokens)
-        assert np.abs(got - want).max() < 1e-4
+    tokens = np.random.default_rng(0).integers(2, config["vocab_size"], 33)
+    want = np.asarray(theirs(tokens[None]).logits[0])
+    for length in (1, 33):  # later tokens change nothing, and theirs takes long to compile for a length
+        got = PlainDecoder(decoder, 40).advance(tokens[:length])
+        assert np.abs(got - want[:length]).max() < 1e-4
 
 
 @pytest.mark.parametrize("family", CONFIGS)

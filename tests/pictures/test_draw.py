@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from colours import contrast
-from data import CASES, GROWTH, LAN, STEPS, VARIED
+from data import CASES, GROWTH, LAN, NAME, STEPS, VARIED
 
 from spu_llm.pictures import DRAW
 from spu_llm.pictures.ladder import runs_of
@@ -13,12 +13,12 @@ from spu_llm.pictures.ladder import runs_of
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = {kind: DRAW[kind](data) for kind, data in CASES.items()}
 LABELS = {
-    "ladder": ["+ plugin & <more>", "2.41 s", "6.16 s", "2.71x", "558", "Seconds a token on wan"],
+    "ladder": [NAME, "2.41 s", "6.16 s", "2.71x", "558", "Seconds a token on wan"],
     "waterfall": ["stock SPU: 310 messages", "plugin: 15 messages", "all of plugin", "qkv product", "exponentials", "down product"],
     "timeline": ["drafted, rejected", "Tokens so far: 31 in 74.6 s and 7 passes", "token by token"],
     "prefix": ["no prefix", "after the prefix", "8 medians", "position in a passage", "the prefix itself"],
     "growth": ["stock SPU", "plugin <1>", "Time, s", "Messages", "1024", "tokens of context"],
-    "phases": ["set-up", "prefill", "a token", "+ plugin & <more>", "Messages sent"],
+    "phases": ["set-up", "prefill", "a token", NAME, "Messages sent"],
 }
 
 
@@ -73,7 +73,7 @@ def test_nothing_comes_from_outside():
 
 
 def test_runs_are_in_the_order_of_the_ladder():
-    assert list(runs_of(VARIED)) == ["baseline", "+ plugin & <more>", "this run"]
+    assert list(runs_of(VARIED)) == ["baseline", NAME, "this run"]
     assert list(runs_of(WITHOUT_BASELINE)) == ["this run"]
 
 
@@ -81,7 +81,7 @@ WITHOUT_BASELINE = {key: value for key, value in LAN.items() if key != "baseline
 
 
 def test_ladder_of_metrics_is_the_ladder_of_their_runs():
-    assert DRAW["ladder"](VARIED) == DRAW["ladder"](runs_of(VARIED)) == DRAW["ladder"]({"lan": VARIED})
+    assert DRAW["ladder"](VARIED) == DRAW["ladder"](runs_of(VARIED)) == DRAW["ladder"]({"lan": runs_of(VARIED)})
 
 
 def test_times_as_fast_are_those_of_the_metrics():

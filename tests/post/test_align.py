@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import GPT2, LLAMA, TEXT, write_checkpoint, write_tokenizer
+from conftest import GPT2, LLAMA, write_checkpoint, write_tokenizer
 from scipy.special import softmax
 
 from spu_llm.cli.align import align_command
 from spu_llm.errors import UserError
 from spu_llm.models import PlainDecoder, load_checkpoint
+from spu_llm.models.sequences import sequence_weights
 from spu_llm.models.source import ModelConfig
-from spu_llm.models.training import sequence_weights
 from spu_llm.post import align as module
 from spu_llm.post.align import AlignConfig, acceptance, align
 
@@ -25,14 +25,6 @@ def pair(checkpoints, tmp_path_factory):
     folder = write_checkpoint(tmp_path_factory.mktemp("draft") / "model", GPT2, seed=5)
     write_tokenizer(folder, 97)
     return ModelConfig(name="target", path=checkpoints["llama"], prefix=(3,)), ModelConfig(name="draft", path=folder, prefix=(3,))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    words, random = TEXT.split(), np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("text") / "public.txt"
-    path.write_text(" ".join(random.choice(words, 800)))
-    return path
 
 
 def test_acceptance_is_what_p_and_q_share(pair):

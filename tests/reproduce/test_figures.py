@@ -21,7 +21,23 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
-PATHS = st.sampled_from(["a", "a.b", "@", "[]", "*", "a[0].c", "[?a > `1`].b | [0]", "sum(a)", "max_by(@, &a)", "{a: b, c: a}"])
+PATHS = st.sampled_from(
+    [
+        "a",
+        "a.b",
+        "@",
+        "[]",
+        "*",
+        "a[0].c",
+        "[?a > `1`].b | [0]",
+        "sum(a)",
+        "max_by(@, &a)",
+        "sort_by(@, &a)[0].b",
+        "[?a >= b]",
+        "join(a, b)",
+        "{a: b, c: a}",
+    ]
+)
 
 
 @pytest.fixture

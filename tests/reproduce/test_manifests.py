@@ -3,7 +3,8 @@
 import pytest
 
 from spu_llm.errors import UserError
-from spu_llm.reproduce import check_study, choose, load_studies
+from spu_llm.pictures import DRAW
+from spu_llm.reproduce import check_study, choose, load_studies, page
 from spu_llm.reproduce.manifest import load_study, with_needs
 
 ROW = {"what": "seconds", "ours": "plugin", "baselines": ["stock"]}
@@ -11,8 +12,15 @@ TABLE = {"title": "Seconds", "ours": "plugin", "baselines": ["stock SPU"]}
 
 
 @pytest.mark.parametrize("found", load_studies(), ids=lambda study: study.name)
-def test_every_committed_manifest_finds_its_committed_figures(found):
+def test_every_committed_manifest_finds_its_committed_figures(found, monkeypatch):
+    monkeypatch.setattr(page, "DRAW", dict.fromkeys(DRAW, str))  # which test_page draws
     check_study(found)
+
+
+def test_the_quick_set_takes_under_20_minutes_and_has_all_four_systems():
+    quick = [study.about for study in load_studies() if study.about.quick]
+    assert sum(about.quick.minutes for about in quick) <= 20
+    assert {about.system for about in quick} >= {"Main figure", "SOAL", "Comet", "POST", "AR-HE"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from spu_llm.cli import main
-from spu_llm.reproduce import load_studies, record
+from spu_llm.reproduce import record
 from spu_llm.reproduce.record import Record
 
 COPY = {"command": 'echo run >>"$COUNT"; cp "$FROM" "$OUT/result.json"', "minutes": 1}
@@ -23,10 +23,10 @@ def spu_llm(study, tmp_path, monkeypatch):
     (tmp_path / "from.json").write_text(json.dumps({"layers": [{"name": "quick", "plugin": 1.0, "stock": 3.0}]}))
     monkeypatch.setenv("FROM", str(tmp_path / "from.json"))
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
-    monkeypatch.setattr("spu_llm.cli_reproduce.load_studies", lambda: load_studies(tmp_path / "experiments"))
+    monkeypatch.setattr("spu_llm.reproduce.manifest.EXPERIMENTS", tmp_path / "experiments")
 
-    def invoke(*arguments):
-        return CliRunner().invoke(main, ["reproduce", *arguments, "--out", str(tmp_path / "out"), "--quiet"])
+    def invoke(*arguments, quiet=True):
+        return CliRunner().invoke(main, ["reproduce", *arguments, "--out", str(tmp_path / "out"), *["--quiet"] * quiet])
 
     return invoke
 
@@ -47,7 +47,9 @@ def test_a_finished_run_is_repeated_only_when_its_sources_change(spu_llm, study,
     (tmp_path / "out/reproduce/one/part.json").touch()
     assert spu_llm().exit_code == 0 and count() == 2
     assert not (tmp_path / "out/reproduce/one/part.json").exists()  # of other sources
+    (tmp_path / "out/reproduce/one/part.json").touch()
     assert spu_llm("--again").exit_code == 0 and count() == 3
+    assert not (tmp_path / "out/reproduce/one/part.json").exists()
     study("one", quick={**COPY, "command": COPY["command"] + "; true"})
     assert spu_llm().exit_code == 0 and count() == 4
 
@@ -59,7 +61,10 @@ def test_a_record_says_what_made_the_result(spu_llm, study, tmp_path):
     assert made is not None and made.command == COPY["command"] and made.size == "quick" and 0 <= made.seconds < 60
     assert made.commit == record.commit() and "Python 3." in made.machine and os.uname().nodename not in made.machine
     page = (tmp_path / "out/index.html").read_text()
-    assert "quick, run here" in page and "3.0x" in page and "committed result" in page
+    assert "quick, run here" in page and "3.0x" in page and "committed result" in page and "of older sources" not in page
+    study("one", quick={**COPY, "command": "true"})
+    spu_llm("--page")
+    assert "of older sources" in (tmp_path / "out/index.html").read_text()
 
 
 def test_a_full_run_comes_after_what_it_needs_and_renews_the_committed_results(spu_llm, study, tmp_path):
@@ -126,6 +131,14 @@ def test_a_command_that_ends_leaves_nothing_running(spu_llm, study, tmp_path):
     study("one", quick={"command": f'sleep 60 & echo $! >{tmp_path}/child; cp "$FROM" "$OUT/result.json"', "minutes": 1})
     assert spu_llm().exit_code == 0
     assert ended(int((tmp_path / "child").read_text()))
+
+
+def test_one_bar_goes_over_all_of_them(spu_llm, study, tmp_path):
+    study("one", quick={**COPY, "minutes": 3})
+    study("two", quick=COPY)
+    shown = spu_llm(quiet=False).output
+    assert "two:  75%" in shown and "of about 4 min" in shown
+    assert spu_llm(quiet=False).output == f"{tmp_path / 'out/index.html'}\n"  # nothing left to run
 
 
 def test_list_says_what_is_finished(spu_llm, study):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import GPT2, OPT, write_checkpoint
+from flax_models import pretrained
 from transformers import FlaxGPT2LMHeadModel, FlaxOPTForCausalLM
 
 from spu_llm.errors import UserError
@@ -30,7 +31,7 @@ def test_as_in_transformers_attention(family, prefix, tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "ROWS", 50)
     kind, config = MODELS[family]
     folder = write_checkpoint(tmp_path / "model", config)
-    theirs = kind.from_pretrained(folder)
+    theirs = pretrained(kind, folder)
     start = len(prefix)
     misses = {"maxima": [], "sink": []}
     log_sums = []

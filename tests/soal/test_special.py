@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import GPT2, LLAMA, tensors
+from flax_models import pretrained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -63,7 +64,7 @@ def brute_llama(folder, ids):
     copy.mkdir(exist_ok=True)
     (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
     save_file(arrays_, copy / "model.safetensors", metadata={"format": "pt"})
-    tree = captured(FlaxLlamaForCausalLM.from_pretrained(copy), ids)["model"]
+    tree = captured(pretrained(FlaxLlamaForCausalLM, copy), ids)["model"]
     x = output(tree, "embed_tokens")
     streams, gates = [x], []
     for i in ("0", "1"):
@@ -76,7 +77,7 @@ def brute_llama(folder, ids):
 
 def brute_gpt2(folder, ids):
     """The same, with the stream centred as layer norm centres it."""
-    model = FlaxGPT2LMHeadModel.from_pretrained(folder)
+    model = pretrained(FlaxGPT2LMHeadModel, folder)
     tree = captured(model, ids)["transformer"]
     x = output(tree, "wte") + output(tree, "wpe")
     streams, gates = [x], []

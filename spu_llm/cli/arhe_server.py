@@ -1,4 +1,4 @@
-"""`spu-llm arhe publish, keys, encrypt, serve, decrypt`: a client and a server that exchange folders, and no word while it runs.
+"""`spu-llm arhe publish, serve`: the part of the model's owner, who decodes under encryption for a client that is offline.
 
 OpenFHE is imported when a command is run: the rest of the command line works where it cannot be installed.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -26,21 +25,17 @@ from ..errors import UserError
 from ..experiment.schema import load_model
 from ..models import load_checkpoint
 from ..models.decoder import Decoder
-from ..models.tokenizer import Tokenizer, read_folder_tokenizer
+from ..models.tokenizer import Tokenizer
 from ..progress import bar, silent
-from .arhe_choices import degrees_of, source_of
+from .arhe_choices import TOKENIZER, degrees_of, out_option, ring_of, source_of
 from .openfhe import need_openfhe
 from .options import json_option, quiet_option
 
 _path = click.Path(path_type=Path)
-_out = click.option("--out", required=True, type=_path, help="Folder to write to.")
-_client = click.option("--keys", "folder", required=True, type=_path, help="The client's folder, which `arhe keys` wrote.")
 _model = click.option(
     "--model", required=True, help=f"{', '.join(SHAPES)} (random weights), or a name or YAML as elsewhere: the owner's."
 )
 _PRESETS = [name for name, parameters in PRESETS.items() if parameters.reserve]  # OpenFHE's bootstrap takes no input at level 0
-_TOKENIZER = "tokenizer.json"
-_TOY = "NOT SECURE: a toy ring, for trying things out; publish with --secure"
 
 
 @click.command("publish")
@@ -53,7 +48,7 @@ _TOY = "NOT SECURE: a toy ring, for trying things out; publish with --secure"
 @click.option("--argmax", default=Options().argmax, show_default=True, type=click.Choice(get_args(Argmax)), help="How it is found.")
 @click.option("--few-keys", is_flag=True, help="Keys for rotations by powers of two alone: smaller, and slower to use.")
 @click.option("--secure", is_flag=True, help="Only with a ring of 128 bits of security by the standard's tables.")
-@_out
+@out_option
 def publish_command(
     model: str, parameters: str, steep: int | None, reciprocal: int | None, argmax: Argmax, secure: bool, out: Path, **changes: Any
 ) -> None:  # fmt: skip
@@ -79,8 +74,8 @@ def publish_command(
         checkpoint = load_checkpoint(described.locate())
         config, tokenizer, prefix = checkpoint.decoder.config, checkpoint.tokenizer, described.prefix
     if tokenizer is not None:
-        write_bytes(out / _TOKENIZER, tokenizer.to_json().encode())
-    digest = None if tokenizer is None else file_digest(out / _TOKENIZER)
+        write_bytes(out / TOKENIZER, tokenizer.to_json().encode())
+    digest = None if tokenizer is None else file_digest(out / TOKENIZER)
     degrees, options = degrees_of(steep, reciprocal), Options(argmax=argmax)
     terms = Terms(Path(model).stem, config, chosen, degrees, options, prefix, secure, digest)
     terms.schedule()  # raises where there is none
@@ -90,54 +85,7 @@ def publish_command(
 
         make_context(chosen, secure)  # raises where the ring is too small
     publish(out, terms)
-    click.echo(f"{out}: terms of {terms.model}; {_ring(terms)}")
-
-
-@click.command("keys")
-@click.option("--terms", "published", required=True, type=_path, help="The folder that the owner published.")
-@_out
-@json_option
-def keys_command(published: Path, out: Path, as_json: bool) -> None:
-    """The client's: make keys. OUT/secret.key stays with the client; OUT/public goes to the server.
-
-    \b
-    Example:
-      spu-llm arhe keys --terms published --out client
-    """
-    need_openfhe()
-    from ..arhe.keys import write_keys
-
-    terms, began = load_terms(published), time.perf_counter()
-    tokenizer = _tokenizer(published, terms)
-    sizes = write_keys(out, terms)
-    if tokenizer is not None:
-        write_bytes(out / _TOKENIZER, (published / _TOKENIZER).read_bytes())
-    _print_sizes(out, sizes, time.perf_counter() - began, terms, as_json)
-
-
-@click.command("encrypt")
-@_client
-@click.option("--prompt", required=True, help="The secret text; of a model without a tokenizer, token ids and blanks.")
-@click.option("--tokens", default=8, show_default=True, type=click.IntRange(1), help="Tokens to ask for.")
-@_out
-@json_option
-def encrypt_command(folder: Path, prompt: str, tokens: int, out: Path, as_json: bool) -> None:
-    """The client's: encrypt a prompt. OUT goes to the server; it tells the prompt's length and the tokens asked for.
-
-    \b
-    Example:
-      spu-llm arhe encrypt --keys client --prompt "My lord, " --tokens 8 --out request
-    """
-    need_openfhe()
-    from ..arhe.keys import load_public
-    from ..arhe.request import write_request
-
-    began = time.perf_counter()
-    keys = load_public(folder / "public")
-    tokenizer = _tokenizer(folder, keys.terms)
-    ids = tokenizer.encode(prompt) if tokenizer is not None else _ids(prompt)
-    sizes = write_request(out, keys, [*keys.terms.prefix, *ids], tokens)
-    _print_sizes(out, sizes, time.perf_counter() - began, keys.terms, as_json)
+    click.echo(f"{out}: terms of {terms.model}; {ring_of(terms)}")
 
 
 @click.command("serve")
@@ -153,7 +101,7 @@ def encrypt_command(folder: Path, prompt: str, tokens: int, out: Path, as_json: 
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of random weights and tokens.")
 @click.option("--save-seconds", default=10.0, show_default=True, type=click.FloatRange(0), help="Work that a kill may cost.")
 @click.option("--restart", is_flag=True, help="Drop what an earlier run left in --out.")
-@_out
+@out_option
 @json_option
 @quiet_option
 def serve_command(
@@ -201,36 +149,6 @@ def serve_command(
     click.echo(json.dumps(found) if as_json else f"{out / 'response'}: {len(work.work.performed)} tokens, for the client")
 
 
-@click.command("decrypt")
-@_client
-@click.option("--request", type=_path, help="What `arhe encrypt` wrote, to check that this is its answer.")
-@click.option("--response", required=True, type=_path, help="The server's response folder, whole or as far as it is.")
-@json_option
-def decrypt_command(folder: Path, request: Path | None, response: Path, as_json: bool) -> None:
-    """The client's: decrypt a response and print its text. Send nothing of it back to the server, not even that it failed.
-
-    \b
-    Example:
-      spu-llm arhe decrypt --keys client --response server/response
-    """
-    need_openfhe()
-    from ..arhe.keys import load_public, load_secret
-    from ..arhe.request import open_response
-
-    keys = load_public(folder / "public")
-    tokenizer = _tokenizer(folder, keys.terms)
-    answer = open_response(response, keys, load_secret(folder, keys), request)
-    text = " ".join(map(str, answer.tokens)) if tokenizer is None else tokenizer.decode(answer.tokens)
-    if as_json:
-        click.echo(json.dumps({"text": text} | asdict(answer)))
-        return
-    click.echo(text)
-    for number in answer.near_ties:
-        click.echo(f"token {number}: a near-tie; what follows is of a mixture of tokens", err=True)
-    if len(answer.tokens) < answer.asked:
-        click.echo(f"{len(answer.tokens)} of {answer.asked} tokens so far", err=True)
-
-
 def _check_model(name: str, decoder: Decoder, terms: Terms) -> None:
     """Raise UserError where a model is not of the shape that keys were made for."""
     for field in fields(decoder.config):
@@ -239,38 +157,3 @@ def _check_model(name: str, decoder: Decoder, terms: Terms) -> None:
             raise UserError(
                 f"model {name}: {field.name} is {found}, and the keys were made for {terms.model}, with {agreed}; serve that model"
             )
-
-
-def _tokenizer(folder: Path, terms: Terms) -> Tokenizer | None:
-    """The one that was published with the terms, if any was. Raises UserError where it is missing, or another."""
-    if terms.tokenizer is None:
-        return None
-    path = folder / _TOKENIZER
-    if not path.is_file() or file_digest(path) != terms.tokenizer:
-        raise UserError(f"{path}: is not the tokenizer that was published; copy that file from what `spu-llm arhe publish` wrote")
-    return read_folder_tokenizer(folder)
-
-
-def _ids(prompt: str) -> Iterable[int]:
-    try:
-        return [int(word) for word in prompt.split()]
-    except ValueError:
-        raise UserError(f"--prompt {prompt!r}: the model has no tokenizer; give token ids, as in '3 17 4'") from None
-
-
-def _ring(terms: Terms) -> str:
-    ring = f"ring 2^{terms.parameters.log_ring}, {terms.parameters.slots} slots"
-    return f"{ring}, 128 bits of security" if terms.secure else f"{ring}; {_TOY}"
-
-
-def _print_sizes(folder: Path, sizes: dict[str, int], seconds: float, terms: Terms, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"bytes": sizes, "seconds": seconds, "security": _ring(terms)}))
-        return
-    click.echo(_ring(terms), err=True)
-    for name, size in sizes.items():
-        click.echo(f"{folder / name}  {size / 1e6:.3g} MB")
-    click.echo(f"{folder}: {sum(sizes.values()) / 1e6:.3g} MB in {seconds:.1f} s")
-
-
-SERVICE_COMMANDS = (publish_command, keys_command, encrypt_command, serve_command, decrypt_command)

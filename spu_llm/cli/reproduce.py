@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from .experiment.files import make_folder, write_whole
-from .reproduce import Runs, Size, Study, choose, load_studies, render_page, reproduce
+from ..experiment.files import make_folder, write_whole
+from ..reproduce import Runs, Size, Study, choose, load_studies, render_page, reproduce
+from .options import quiet_option
 
 _INTERRUPTED = 130  # as shells say it of SIGINT
 
@@ -23,7 +25,7 @@ _INTERRUPTED = 130  # as shells say it of SIGINT
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="For page and quick results."
 )
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 def reproduce_command(
     names: tuple[str, ...], full: bool, listed: bool, only_page: bool, again: bool, out: Path, quiet: bool
 ) -> None:
@@ -40,8 +42,8 @@ def reproduce_command(
       spu-llm reproduce --page            # committed results where nothing was run
     """
     studies = load_studies()
-    chosen, size = choose(studies, names), "full" if full else "quick"
-    runs = Runs(out, size)  # type: ignore[arg-type]
+    chosen = choose(studies, names)
+    runs = Runs(out, "full" if full else "quick")
     if listed:
         click.echo(_table(chosen, studies, out))
         return
@@ -52,11 +54,10 @@ def reproduce_command(
             if study.about.run(runs.size) is None:
                 click.echo(f"{study.name}: has no quick size; --full runs it", err=True)
         try:
-            outcome = reproduce(chosen, studies, runs, again, quiet)
+            failed = reproduce(chosen, studies, runs, again, quiet)
         except KeyboardInterrupt:
             click.echo(f"interrupted; go on with: {_command(names, full, out)}", err=True)
             sys.exit(_INTERRUPTED)
-        failed = outcome.failed
     page = render_page(studies, out, runs.size, failed)
     write_whole(out / "index.html", page.html)
     for problem in page.problems:
@@ -70,7 +71,7 @@ def reproduce_command(
 
 def _command(names: Sequence[str], full: bool, out: Path) -> str:
     options = ["--full"] * full + ["--out", str(out)] * (out != Path("results"))
-    return " ".join(["spu-llm reproduce", *names, *options])
+    return shlex.join(["spu-llm", "reproduce", *names, *options])
 
 
 def _table(chosen: Sequence[Study], studies: Sequence[Study], out: Path) -> str:
