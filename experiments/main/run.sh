@@ -1,7 +1,7 @@
 #!/bin/sh
 # The main figure: SmolLM2-135M, prompt of 32 tokens, 32 new ones, by stock SPU and by each part of this project; and every part on one small
 # model. Run from the repository's root after experiments/post_models/run.sh, on a machine that does nothing else; takes about half an
-# hour of two cores and 18 GB. Finished runs are not repeated. configs/experiment/main_wan.yaml differs from main_lan.yaml in its network alone,
+# hour of two cores and 9 GB. Finished runs are not repeated. configs/experiment/main_wan.yaml differs from main_lan.yaml in its network alone,
 # so summary.py prices the same runs for wan.
 set -eu
 here=experiments/main
@@ -10,13 +10,9 @@ mkdir -p "$out"
 # what the owner prepares, measured on text (SOAL); tables, prefix and references then come from this file
 [ -f "$out/smollm2.soal" ] || spu-llm prepare soal --model smollm2 --out "$out/smollm2.soal" --quiet
 text="And it came to pass in those days, that the king of Israel gathered all the people together, and spake unto them, saying, Hear, O my"
-# without the prefix only the 128-bit ring holds the model: <|im_start|> and a line break are then part of the prompt
-long=$(python -c 'import json, yaml; print(json.dumps("<|im_start|>\n" + yaml.safe_load(open("configs/experiment/main_lan.yaml"))["generation"]["prompt"]))')
 spu-llm run configs/experiment/main_lan.yaml --out "$out/lan" --quiet \
     --set "variants.soal={soal: $out/smollm2.soal, decoding: null}" \
-    --set "variants.post_small={decoding: {draft_model: smollm2-small, draft_length: 4}}" \
-    --set "variants.post_tuned={model: smollm2-tuned, generation: {prompt: \"$text\"}, decoding: {draft_model: smollm2-tuned-draft, draft_length: 8}}" \
-    --set "variants.stock_128={ops: stock, decoding: null, protocol: {ring: FM128, fraction_bits: 26}, generation: {prompt: $long, use_prefix: false, new_tokens: 4}}"
+    --set "variants.post_tuned={model: smollm2-tuned, generation: {prompt: \"$text\"}, decoding: {draft_model: smollm2-tuned-draft, draft_length: 8}}"
 cp "$out/lan/metrics.json" "$here/lan.json"
 spu-llm run configs/experiment/main_small.yaml --out "$out/small" --quiet
 cp "$out/small/metrics.json" "$here/small.json"

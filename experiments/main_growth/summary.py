@@ -1,6 +1,6 @@
 """Collects what run.sh measured into result.json, draws it, and prints tables; layers.json and prompts.json are the charts' data.
 
-python experiments/growth/summary.py results/growth experiments/growth experiments/soal_crypten/result.json
+python experiments/main_growth/summary.py results/main_growth experiments/main_growth experiments/soal_crypten/result.json
 """
 
 from __future__ import annotations

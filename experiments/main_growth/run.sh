@@ -1,12 +1,12 @@
 #!/bin/sh
 # How the cost of a decoder layer grows: one new token against 64 to 1024 cached positions, and a prompt of 16 and 32 tokens, GPT-2
 # small's shape and SmolLM2's, the plugin beside stock SPU in the same run; prompts of 64 tokens and more are soal_crypten's. Run from
-# the repository's root; takes one core for some 5 minutes. Finished parts are not measured again: remove results/growth when the
+# the repository's root; takes one core for some 5 minutes. Finished parts are not measured again: remove results/main_growth when the
 # package has changed. CONTEXTS and TOKENS make it smaller (TOKENS= leaves prompts out).
 set -eu
 . experiments/made.sh
-here=experiments/growth
-out=${OUT:-results/growth}
+here=experiments/main_growth
+out=${OUT:-results/main_growth}
 python=${PYTHON:-.venv/bin/python}
 mkdir -p "$out"
 for shape in "gpt2-small --family gpt2 --width 768 --heads 12 --ffn 3072" \
