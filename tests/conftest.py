@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+pytest_plugins = ["studies"]
 collect_ignore = [] if find_spec("ray") else ["plugin/test_secretflow_ray.py"]
 """Ray has an environment of its own: `make test-ray`."""
 

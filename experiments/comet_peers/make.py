@@ -24,7 +24,7 @@ from quadratic import quadratic
 
 from spu_llm.errors import UserError
 from spu_llm.experiment.metrics import accuracy, collect
-from spu_llm.experiment.prompt import cache_capacity, encode_prompt, need_tokenizer
+from spu_llm.experiment.prompt import cache_capacity, encode_prompt
 from spu_llm.experiment.schema import CONFIGS, Experiment, load_experiment
 from spu_llm.generation import SecureDecoder, generate
 from spu_llm.models import Checkpoint, Decoder, PlainDecoder, load_checkpoint
@@ -34,6 +34,7 @@ from spu_llm.models.losses import Batch, Teacher, distillation_loss, perplexity
 from spu_llm.models.plain import prefix_cache
 from spu_llm.models.save import save_checkpoint
 from spu_llm.models.sequences import Reader, cut_sequences, sequence_weights
+from spu_llm.models.tokenizer import need_tokenizer
 from spu_llm.models.training import Kept, TrainingConfig, rows_of, train
 from spu_llm.progress import bar
 from spu_llm.runtime import Session

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from spu_llm.experiment.prompt import encode_prompt, need_tokenizer
+from spu_llm.experiment.prompt import encode_prompt
 from spu_llm.experiment.schema import load_experiment
 from spu_llm.models import load_checkpoint
+from spu_llm.models.tokenizer import need_tokenizer
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "comet_peers"))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ..errors import UserError
 from ..models import DecoderConfig
 from ..models.tokenizer import Tokenizer
-from ..models.tokenizer import need_tokenizer as need_tokenizer
 from .schema import Experiment
 
 

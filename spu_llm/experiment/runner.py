@@ -19,7 +19,7 @@ from ..generation import AssistedDecoder, Sampler, SecureDecoder, TextStream, ge
 from ..generation.material import Facts, open_material
 from ..models import Checkpoint, load_checkpoint
 from ..models.narrow import narrow_decoder
-from ..models.tokenizer import Tokenizer
+from ..models.tokenizer import Tokenizer, need_tokenizer
 from ..progress import Progress, silent
 from ..runtime import Session
 from ..runtime.workspace import workspace
@@ -28,7 +28,7 @@ from .files import make_folder, write_whole
 from .launch import measure_apart
 from .metrics import SCHEMA, accuracy, collect, peak_memory, reset_peak_memory
 from .owner import measured, prepared_file
-from .prompt import cache_capacity, check_tokens, encode_prompt, need_tokenizer
+from .prompt import cache_capacity, check_tokens, encode_prompt
 from .schema import Experiment, Runs
 from .sparsity import (
     bucket_metrics,
@@ -54,7 +54,8 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run an experiment, its baseline and its variants; write metrics.json and return what it holds.
 
-    A part that was finished before under the same settings is not run again. `stream` receives the main run's text.
+    A part that was finished before under the same settings is not run again. `stream` receives the main run's text. Raises
+    UserError for what cannot be run, before anything is.
     """
     for experiment in runs:
         _prepare(experiment)  # whatever is wrong with a config shows before anything is run or written

@@ -321,7 +321,7 @@ def build_experiment(raw: dict[str, Any], folder: Path, place: str) -> Runs:
 
 
 def load_model(name: str, folder: Path = CONFIGS) -> ModelConfig:
-    """A model's configuration by name or by path of its YAML."""
+    """A model's configuration by name or by path of its YAML. Raises UserError where there is none, or it is wrong."""
     raw = _named("model", name, folder, "command line")
     try:
         return ModelConfig.model_validate(raw)

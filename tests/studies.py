@@ -1,4 +1,4 @@
-"""Experiments in a folder of their own."""
+"""Experiments in a folder of their own, for the tests of reproduce."""
 
 import json
 
