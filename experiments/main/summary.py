@@ -47,9 +47,9 @@ def ladder(metrics: dict[str, Any], last: str, network: NetworkProfile) -> dict[
 
 
 def rows(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each run beside the first."""
+    """Each run beside the first, the last rung on top."""
     (_, baseline), *others = runs.items()
-    return [{"run": name, **run, "baseline": baseline} for name, run in others]
+    return [{"run": name, **run, "baseline": baseline} for name, run in reversed(others)]
 
 
 def main(folder: Path) -> None:
