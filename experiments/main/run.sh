@@ -5,7 +5,7 @@
 # so summary.py prices the same runs for wan.
 set -eu
 here=experiments/main
-out=results/main
+out=${OUT:-results/main}
 mkdir -p "$out"
 # what the owner prepares, measured on text (SOAL); tables, prefix and references then come from this file
 [ -f "$out/smollm2.soal" ] || spu-llm prepare soal --model smollm2 --out "$out/smollm2.soal" --quiet

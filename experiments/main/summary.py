@@ -13,11 +13,10 @@ from typing import Any
 
 from spu_llm.experiment.schema import load_network
 from spu_llm.network import NetworkProfile
-from spu_llm.pictures import runs_of
 
 NETWORKS = ("lan", "wan")
 LAST = {"lan": "post_lookup", "small": "comet_and_post"}  # what the run itself adds, beside its variants
-RUNGS = ("stock SPU", "soal_functions", "plugin", "soal", "comet", "post", "post_lookup", "post_tuned", "comet_and_post")
+RUNGS = ("stock SPU", "soal_functions", "plugin", "soal", "comet", "post", "post_tuned", "post_lookup", "comet_and_post")
 
 
 def seconds(network: NetworkProfile, cost: dict[str, Any], suffix: str = "") -> float:
@@ -41,9 +40,8 @@ def priced(metrics: dict[str, Any], network: NetworkProfile) -> dict[str, Any]:
 
 def ladder(metrics: dict[str, Any], last: str, network: NetworkProfile) -> dict[str, Any]:
     """The runs in the order of RUNGS, the run itself under the name of what it adds."""
-    names = {"baseline": "stock SPU", "this run": last}
-    runs = {names.get(name, name): priced(run, network) for name, run in runs_of(metrics).items()}
-    return {name: runs[name] for name in sorted(runs, key=RUNGS.index)}
+    found = {"stock SPU": metrics["baseline"], **metrics["variants"], last: metrics}
+    return {name: priced(found[name], network) for name in sorted(found, key=RUNGS.index)}
 
 
 def rows(runs: dict[str, Any]) -> list[dict[str, Any]]:

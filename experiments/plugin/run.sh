@@ -3,8 +3,9 @@
 # over Brown text. Run from the repository's root; takes about 30 minutes.
 set -eu
 here=experiments/plugin
-spu-llm run configs/experiment/smollm2_plugin.yaml --out results/plugin --quiet
-cp results/plugin/metrics.json "$here/smollm2.json"
+out=${OUT:-results/plugin}
+spu-llm run configs/experiment/smollm2_plugin.yaml --out "$out" --quiet
+cp "$out"/metrics.json "$here/smollm2.json"
 for context in 64 512 1024; do
     spu-llm bench layer --ops plugin --context $context --json >"$here/layer_gpt2_$context.json"
     spu-llm bench layer --ops plugin --family llama --width 576 --heads 9 --kv-heads 3 --ffn 1536 --context $context --json \

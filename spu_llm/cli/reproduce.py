@@ -32,7 +32,8 @@ def reproduce_command(
     """Run experiments and write OUT/index.html: every table and plot, figures beside their baselines and the papers' values.
 
     NAME is an experiment (a folder in experiments/) or a system: main, stock, plugin, soal, comet, post, ar-he, peers, systems;
-    all of them by default. What was finished from the same sources is not run again; a run that broke off goes on with the rest.
+    all of them by default. A name that is both is the system, and experiments/NAME, in the checkout, the one experiment. What was
+    finished from the same sources is not run again; a run that broke off goes on with the rest.
 
     \b
     Examples:
@@ -84,4 +85,5 @@ def _table(chosen: Sequence[Study], studies: Sequence[Study], out: Path) -> str:
         finished = ", ".join(size for size in sizes if Runs(out, size).finished(study, studies)) or "-"
         lines.append(f"{study.name:{width}}  {about.system:12}{minutes}  {finished}")
     total = (sum(run.minutes for study in chosen if (run := study.about.run(size))) for size in sizes)
+    lines.append("- : no run of that size; finished: what was run here, by the sources as they are")
     return "\n".join([*lines, f"{'together':{width}}  {'':12}" + "".join(f"{minutes:>11g}" for minutes in total)])

@@ -122,7 +122,7 @@ class _Place:
         addresses = {other: self._address(role, other) for other in self._roles} | {"dealer": self._listens["dealer"]}
         waiting = {"prefetch": True, "patience": _PATIENCE}  # one that fails is noticed by the crew
         parties = PartiesConfig.model_validate(addresses | waiting | {"certificates": self._certificates(role)})
-        experiment = self._experiment.model_copy(update={"parties": parties, "baseline": None, "processes": False})
+        experiment = self._experiment.alone().model_copy(update={"parties": parties, "processes": False})
         if role != "client":
             experiment = experiment.model_copy(update={"generation": experiment.generation.model_copy(update={"prompt": None})})
         if role != "owner":

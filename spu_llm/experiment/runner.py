@@ -76,11 +76,12 @@ def run_experiment(
 
 
 def _compare(run: dict[str, Any], baseline: dict[str, Any]) -> None:
-    """Hold a run's decoding against the baseline's."""
+    """Hold a run's decoding against the baseline's on the same network, and a sparse run's bytes against the same, dense."""
     ours, theirs = (m["decode"]["seconds_per_token"] for m in (run, baseline))
-    run["speedup"] = theirs / ours if ours and theirs else None
+    run["speedup"] = theirs / ours if ours and theirs and run["network"]["name"] == baseline["network"]["name"] else None
     if "comet" in run:
-        run["comet"]["bytes_ratio"] = bytes_ratio(run, baseline)
+        alike = all(run.get(key) == baseline.get(key) for key in ("ops", "protocol", "prompt")) and "comet" not in baseline
+        run["comet"]["bytes_ratio"] = bytes_ratio(run, baseline) if alike and ("post" in run) == ("post" in baseline) else None
 
 
 def measure(

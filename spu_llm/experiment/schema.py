@@ -314,6 +314,9 @@ def build_experiment(raw: dict[str, Any], folder: Path, place: str) -> Runs:
 
     def beside(over: dict[str, Any], name: str) -> Experiment:
         where = f"{place}, with {name}"
+        for key in ("baseline", "variants"):
+            if key in over:
+                raise UserError(f"{where}: {key} stands beside it, not in it; move it out")
         return _validate(_resolve(_merge(alone, over), folder, where), where)
 
     baseline = None if main.baseline is None else beside(main.baseline, "baseline")

@@ -75,6 +75,11 @@ class Section:
     failure: str | None
 
     @property
+    def origin(self) -> str:
+        """What the results are called that stand for the experiment."""
+        return next((shown[0].source.label for shown in self.tables if shown), "")
+
+    @property
     def first(self) -> tuple[Table, Row] | None:
         """The row that stands for the experiment: the first that is held against a baseline, of the first table that is there."""
         table = next((shown[0].table for shown in self.tables if shown), None)

@@ -63,7 +63,8 @@ def now() -> str:
 
 def sources_digest(study: Study, needed: Iterable[Study], command: str) -> str:
     """Hash of what decides an experiment's results: command, package, configurations, scripts of it and of what it needs."""
-    found = hashlib.sha256(command.encode() + _package_digest())
+    versions = f"{platform.python_version()} {_version('spu')} {_version('jax')}"
+    found = hashlib.sha256(f"{command}\0{versions}".encode() + _package_digest())
     for path in sorted(_scripts([study, *needed])):
         _add(found, path, ROOT)
     return found.hexdigest()
@@ -125,7 +126,7 @@ def _scripts(studies: Iterable[Study]) -> list[Path]:
 @lru_cache(maxsize=1)
 def _package_digest() -> bytes:
     found = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
+    for path in sorted(path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".json")):  # coefficients are JSON
         if not path.relative_to(_PACKAGE).as_posix().startswith(_SHOWING):
             _add(found, path, _PACKAGE)
     for path in sorted(path for path in CONFIGS.rglob("*") if path.is_file()):

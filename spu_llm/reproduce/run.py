@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -62,18 +63,29 @@ class Runs:
             file.unlink(missing_ok=True)
 
     def begin(self, study: Study, digest: str) -> Path:
-        """The folder for a run that starts or goes on; what other sources left there is removed, and so is the record."""
+        """The folder for a run that starts or goes on; what other sources left there is removed, and so is the record.
+
+        A full run writes over the committed results while it goes on, so their record goes too until it has ended.
+        """
         folder = self.folder(study)
         self._record(study).unlink(missing_ok=True)
+        if self.size == "full" and study.about.full is not None:
+            (study.folder / MADE).unlink(missing_ok=True)
         started = folder / _STARTED
         if folder.exists() and not (started.exists() and started.read_text() == digest):
             shutil.rmtree(folder)
         make_folder(folder)
-        started.write_text(digest)
+        if not started.exists():  # its time tells what was written since
+            started.write_text(digest)
         return folder
 
     def end(self, study: Study, made: Record) -> None:
-        """Write the record; and beside the committed results, where these were made."""
+        """Write the record; and beside the committed results, where these were made. Raises _Failed where nothing was written."""
+        since = (self.folder(study) / _STARTED).stat().st_mtime
+        written = self.folder(study) if self.size == "quick" or study.about.full is None else study.folder
+        shown = [path for file in study.about.files if (path := written / file).exists()]
+        if not any(path.stat().st_mtime >= since for path in shown):
+            raise _Failed(f"wrote none of {', '.join(study.about.files)} to {written}")
         if self.size == "full":
             if study.about.full is None:
                 for file in study.about.files:
@@ -99,7 +111,9 @@ def reproduce(
     ordered = with_needs(studies, chosen) if runs.size == "full" else list(chosen)
     due = [study for study in ordered if study.about.run(runs.size) and not runs.finished(study, studies)]
     failed: dict[str, str] = {}
-    with _Gauge({study.name: _minutes(study, runs) for study in due}, quiet) as gauge, _ended_by_sigterm():
+    # CI ends a job by SIGTERM, a closed terminal by SIGHUP; the command's processes are in a group of their own and would not hear
+    ended = _handled_by(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
+    with _Gauge({study.name: _minutes(study, runs) for study in due}, quiet) as gauge, ended:
         for study in due:
             gauge.at(study.name, 0)
             broken = [need for need in study.about.needs if need in failed] if runs.size == "full" else []
@@ -171,13 +185,14 @@ class _Child:
             return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self._signal(signal.SIGTERM)
-        until = time.monotonic() + _GRACE_SECONDS
-        while self._signal(0) and time.monotonic() < until:
-            self._process.poll()
-            time.sleep(0.02)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+        with _handled_by(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not leave the command behind
+            self._signal(signal.SIGTERM)
+            until = time.monotonic() + _GRACE_SECONDS
+            while self._signal(0) and time.monotonic() < until:
+                self._process.poll()
+                time.sleep(0.02)
+            self._signal(signal.SIGKILL)
+            self._process.wait()
 
     def _signal(self, number: int) -> bool:
         """Whether any process of the group was left to signal."""
@@ -188,13 +203,14 @@ class _Child:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM, by which CI ends a job, do what Ctrl-C does: the command's processes are in a group of their own."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _handled_by(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Have signals handled so, within."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 class _Gauge:

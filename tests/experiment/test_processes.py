@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from conftest import LLAMA, TEXT, tensors, write_checkpoint, write_tokenizer
 from forked import start
 from safetensors.numpy import save_file
 
-from spu_llm.experiment.launch import measure_apart
+from spu_llm.experiment.launch import _Place, measure_apart
 from spu_llm.experiment.schema import CONFIGS, build_experiment
 from spu_llm.generation import generate
 from spu_llm.models import PlainDecoder, load_checkpoint
@@ -226,3 +226,15 @@ def test_a_run_starts_its_parties_over_an_emulated_link(model):
     assert metrics["network"]["carried"]["client, owner"]["a_to_b"] > metrics["decode"]["bytes_per_token"]
     assert metrics["decode"]["seconds_per_token"] > 0.9 * metrics["decode"]["messages_per_token"] * 2e-3
     assert set(metrics["peak_rss_bytes_by_role"]) == {"client", "owner"}
+
+
+def test_a_partys_config_has_nothing_of_the_runs_beside_it(model, tmp_path):
+    beside = {"baseline": {"generation": {"prompt": "a second secret"}}, "variants": {"a": {"generation": {"prompt": "a third"}}}}
+    settings = {"model": model, "ops": "plugin", "network": "none", "processes": True, "generation": GENERATION, **beside}
+    with ExitStack() as stack:
+        place = _Place(tmp_path, build_experiment(settings, CONFIGS, "test").main, stack)
+        for role in ("client", "owner"):
+            place.party_arguments(role)
+            config = (tmp_path / role / "run.yaml").read_text()
+            assert "second secret" not in config and "third" not in config
+            assert (GENERATION["prompt"] in config) == (role == "client")

@@ -64,6 +64,7 @@ def test_files_beside_the_config_come_first(tmp_path):
         (GOOD, ("baseline=3",), "baseline is 3: give a mapping of settings"),
         (GOOD, ("variants={a: {network: moon}}",), "with variant a: unknown network 'moon'"),
         (GOOD, ("variants={main: {network: wan}}",), "variants.main"),
+        (GOOD, ("variants={a: {variants: {b: {}}}}",), "with variant a: variants stands beside it, not in it"),
         (GOOD, ("generation",), "write it as key.key=value"),
         (GOOD, ("model.name=x",), "model is not a section"),
         (GOOD, ("generation.prompt={",), "not valid YAML; quote it"),

@@ -159,3 +159,11 @@ def test_an_unknown_name_is_one_line(spu_llm, study):
     study("one")
     result = spu_llm("no_such")
     assert result.exit_code == 2 and result.output.startswith("error: no_such: ") and result.output.count("\n") == 1
+
+
+def test_a_run_that_writes_nothing_it_shows_has_failed(spu_llm, study, tmp_path):
+    one = study("one", quick={"command": "true", "minutes": 1}, full={"command": "true", "minutes": 1})
+    for size in ((), ("--full",)):
+        found = spu_llm(*size)
+        assert found.exit_code == 1 and "wrote none of result.json" in found.output
+    assert Record.load(tmp_path / "out/reproduce/one.full.json") is None and not (one.folder / "made.json").exists()
