@@ -30,7 +30,7 @@ def priced(metrics: dict[str, Any], network: NetworkProfile) -> dict[str, Any]:
     return {
         "decode": decode,
         "prefill": seconds(network, metrics["prefill"]),
-        "dealt": metrics["offline"]["bytes_per_token"] or None,
+        "dealt": metrics["offline"]["bytes_per_token"],
         "accuracy": metrics["accuracy"],
         "tokens_a_pass": metrics.get("post", {}).get("tokens_per_round"),
         "text": metrics["text"],
