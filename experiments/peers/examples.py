@@ -61,6 +61,8 @@ class Measured(Simulator):
         start_profiling()
         connect = partial(libspu.link.create_mem, link)
         self.parties = [Party(rank, partial(connect, rank), config, self.size) for rank, config in enumerate(configs)]
+        for party in self.parties:
+            party.ready.result()
         self.cost: Run = {}
 
     def _config(self, protocol: ProtocolConfig, exp: str, rank: int) -> libspu.RuntimeConfig:

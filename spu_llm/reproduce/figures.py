@@ -80,12 +80,14 @@ class Results:
         return Table(table.title, table.ours, tuple(table.baselines), table.note, tuple(rows), tuple(missing))
 
     def picture(self, picture: manifest.Picture) -> Any:
-        """What a picture is drawn from; None where its file is not there. Raises UserError where its path is wrong."""
+        """What a picture is drawn from; None where it is not there. Raises UserError where its path in whole results is wrong."""
         data = self.load(picture.file)
         if data is _NOTHING:
             return None
         place = f"{self.study.manifest}, picture {picture.title!r}"
         found = _find(picture.at, data, place)
+        if found in (_NOTHING, None) and not self.whole:
+            return None
         if found is _NOTHING or found is None:
             raise UserError(f"{place}: {picture.at} finds nothing in {self._named(picture.file)}; correct the path")
         return found

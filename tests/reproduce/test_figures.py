@@ -120,3 +120,11 @@ def test_quick_results_leave_rows_out(odd):
 )  # fmt: skip
 def test_three_digits_and_thousands_apart(value, text):
     assert figure(value) == text
+
+
+def test_a_picture_that_a_quick_run_lacks_is_left_out(study):
+    one = study("one", pictures=[{"kind": "growth", "title": "Growth", "at": "nothing"}])
+    (picture,) = one.about.pictures
+    assert Results(one, one.folder, whole=False).picture(picture) is None
+    with pytest.raises(UserError, match="nothing finds nothing in"):
+        Results(one, one.folder).picture(picture)
